@@ -1,0 +1,1 @@
+"""Checkpoint in, pearl shards out."""

@@ -1,0 +1,187 @@
+"""The op set that model code is written against, once for every device.
+
+`Array` is a numpy array on the CPU and a torch tensor on a GPU. Model code touches arrays only through these ops, slicing, `+` and `*`.
+Shape letters: T tokens of this call, D hidden width, H query heads, G key/value heads, d head width, E experts of a layer, K experts
+per token, F expert width, N output rows, P routed (token, rank) pairs = T * K.
+Implementations: `kernels.reference.backend.ReferenceBackend` (defines every answer), `kernels.cpu.backend.CpuBackend` (numba).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from kernels.quant_types import QuantType, row_bytes
+
+Array = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A matrix [n_rows, n_cols] as GGUF blocks: `data` is uint8 [n_rows, row_bytes], never unpacked."""
+
+    data: Array
+    quant_type: QuantType
+    n_rows: int
+    n_cols: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n_rows * row_bytes(self.quant_type, self.n_cols)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """How one layer turns router logits into experts and mixing weights.
+
+    scores = softmax(logits) | sigmoid(logits) | logits ("softmax_topk": softmax over the chosen K only);
+    selection = scores + selection_bias (bias never enters the weights), limited to the best `num_groups_used` of `num_groups` groups
+    (a group's score is the sum of its top two when there is a selection bias, else its maximum; excluded groups are -inf);
+    topk_ids = the K best, ties to the smaller id, ordered by descending selection score;
+    topk_weights = scores[topk_ids], divided by their sum if `norm_topk_prob`, times `scale`.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    gating: str = "softmax"  # "softmax" | "sigmoid" | "softmax_topk"
+    norm_topk_prob: bool = False
+    scale: float = 1.0
+    num_groups: int = 1
+    num_groups_used: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """cos and sin, float32 [max_positions, n_rot / 2]; `interleaved` pairs (0,1),(2,3).. (llama), else (i, i + n_rot/2) (neox)."""
+
+    cos: Array
+    sin: Array
+    n_rot: int
+    interleaved: bool
+
+
+@dataclass(slots=True)
+class KVLayer:
+    """One layer's keys and values, head-major so that decoding reads each head once in order: [G, capacity, d] of `dtype`.
+
+    `dtype` "f32" | "f16" | "q8_0" (then [G, capacity, d // 32 * 34] uint8 blocks).
+    """
+
+    k: Array
+    v: Array
+    dtype: str = "f16"
+
+
+@dataclass(slots=True)
+class Activations:
+    """float32 rows that linear ops read, with the quantised forms that were made from them so far (filled by the backend)."""
+
+    x: Array  # [T, D] float32
+    forms: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """The (token, rank) pairs of one call sorted by expert, see `kernels.grouping.group_by_expert`.
+
+    expert_ids int32 [n_groups] distinct experts; offsets int32 [n_groups + 1]: group g owns pair rows offsets[g]:offsets[g+1];
+    token_ids int32 [P]: token of each pair row; pair_of int32 [T, K]: pair row of (token, rank).
+    """
+
+    expert_ids: np.ndarray
+    offsets: np.ndarray
+    token_ids: np.ndarray
+    pair_of: np.ndarray
+
+
+@dataclass(slots=True)
+class ExpertTable:
+    """Where the three matrices of each expert of one layer lie now: the slot table.
+
+    gate, up, down: int64 [E] addresses (CPU) or arena offsets (GPU), 0 while not resident; *_types: uint8 [E] ggml type ids, fixed.
+    gate/up are [F, D] row-major blocks, down is [D, F]. The controller mutates the addresses, ops only read them.
+    """
+
+    gate: np.ndarray
+    up: np.ndarray
+    down: np.ndarray
+    gate_types: np.ndarray
+    up_types: np.ndarray
+    down_types: np.ndarray
+    hidden_size: int
+    intermediate_size: int
+
+
+class Backend(Protocol):
+    """Ops never mutate their inputs unless the docstring says so; outputs are fresh or workspace arrays valid until the same op's next call
+    *in another layer call*, so callers that keep a result across calls copy it."""
+
+    name: str
+
+    def from_host(self, array: np.ndarray) -> Array:
+        """A float32/int array on this device; a plain CPU backend returns it unchanged."""
+        ...
+
+    def to_host(self, array: Array) -> np.ndarray: ...
+
+    def weight(self, data: np.ndarray, quant_type: QuantType, n_rows: int, n_cols: int) -> Weight:
+        """Wrap uint8 blocks (no copy on the CPU). Raises ValueError on a size that does not match."""
+        ...
+
+    def kv_layer(self, num_kv_heads: int, capacity: int, head_dim: int, value_dim: int, dtype: str) -> KVLayer: ...
+
+    def embed(self, table: Weight, token_ids: np.ndarray) -> Array:
+        """Rows of `table` as float32 [T, D]; token_ids int64 [T]."""
+        ...
+
+    def norm(self, x: Array, weight: Array, eps: float, readers: Sequence[Weight] = ()) -> Activations:
+        """RMS norm over the last axis in float32: x / sqrt(mean(x^2) + eps) * weight. `readers` are the weights that will be applied
+        to it, so that the quantised forms they need are made in the same pass."""
+        ...
+
+    def head_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """RMS norm in place over consecutive runs of len(weight) in each row of x [T, n * len(weight)]; returns x."""
+        ...
+
+    def activations(self, x: Array) -> Activations:
+        """Wrap float32 [T, D] for the linear ops."""
+        ...
+
+    def linear(self, a: Activations, *weights: Weight, bias: Array | None = None) -> Array:
+        """a.x @ W^T for the row-wise concatenation of `weights` (e.g. q, k, v): float32 [T, sum n_rows]; `bias` float32 [sum n_rows]."""
+        ...
+
+    def gated_mlp(self, a: Activations, gate: Weight, up: Weight, down: Weight) -> Array:
+        """Dense feed-forward: down(silu(gate x) * up x), float32 [T, D]."""
+        ...
+
+    def rope_write(self, q: Array, k: Array, v: Array, rope: RopeTable, start: int, cache: KVLayer) -> None:
+        """Rotate q [T, H * d] and k [T, G * d] in place for positions start..start+T and write k and v into `cache` there."""
+        ...
+
+    def attention(self, q: Array, cache: KVLayer, start: int, num_heads: int, scale: float, window: int = 0) -> Array:
+        """Causal attention of rotated q [T, H * d] at positions start.. over cache positions 0..start+t (or the last `window`): float32 [T, H * dv]."""
+        ...
+
+    def route(self, router_logits: Array, spec: RouterSpec, selection_bias: Array | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(topk_ids int32 [T, K], topk_weights float32 [T, K]) **on the host**, see RouterSpec."""
+        ...
+
+    def expert_gate_up(self, a: Activations, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, h: Array) -> None:
+        """h[pair] = silu(gate_e x) * up_e x for every pair row of the groups listed in `which` (int32); h float32 [P, F] is written there only."""
+        ...
+
+    def expert_down(self, h: Array, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, d: Array) -> None:
+        """d[pair] = down_e h[pair] for the listed groups; d float32 [P, D] is written there only."""
+        ...
+
+    def expert_combine(self, d: Array, groups: ExpertGroups, topk_weights: np.ndarray) -> Array:
+        """Sum over ranks k = 0.. in that order of topk_weights[t, k] * d[pair_of[t, k]]: float32 [T, D]. The order never depends on arrival."""
+        ...
+
+    def pair_buffers(self, n_pairs: int, intermediate_size: int, hidden_size: int) -> tuple[Array, Array]:
+        """Workspace (h, d) for the expert ops of one layer call."""
+        ...

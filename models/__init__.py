@@ -1,0 +1,1 @@
+"""What a file means: readers, configs, tokenizers and one file per architecture. Never fetches experts; it is handed a provider."""

@@ -1,1 +1,3 @@
 """Checkpoint in, pearl shards out."""
+
+__pearl__ = True

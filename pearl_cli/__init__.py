@@ -1,1 +1,3 @@
 """The runtime and its commands."""
+
+__pearl__ = True

@@ -1,0 +1,47 @@
+"""Entry point: checks that the packages are pearl's own, runs the command, and turns every user's fault into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+PACKAGES = ("pearl_cli", "kernels", "convert", "models")
+
+
+def foreign_packages(root: Path) -> list[str]:
+    """Names among PACKAGES that Python would import from somewhere else than `root`, or whose files were overwritten."""
+    from importlib.machinery import PathFinder
+
+    foreign = []
+    for name in PACKAGES:
+        spec = PathFinder.find_spec(name)
+        init = Path(spec.origin) if spec and spec.origin else None
+        if init is None or init.parent.resolve() != root / name or "__pearl__" not in init.read_text(encoding="utf-8"):
+            foreign.append(f"'{name}' is {init.parent if init else 'missing'}")
+    return foreign
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `pearl` with `argv` (default: the process's own) and return the exit code."""
+    args = sys.argv[1:] if argv is None else argv
+    foreign = foreign_packages(Path(__file__).resolve().parent.parent)
+    if foreign:
+        print(
+            f"pearl: another package hides one of pearl's own ({'; '.join(foreign)}); install pearl-moe in a virtual environment "
+            "of its own, or start it outside that folder",
+            file=sys.stderr,
+        )
+        return 2
+    from pearl_cli.main import run
+
+    return run(args)
+
+
+if __name__ == "__main__":
+    code = main()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)

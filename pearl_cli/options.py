@@ -1,0 +1,123 @@
+"""The flags of a run and their defaults: the only place where a default is written.
+
+`RunOptions` is what the runtime is handed; `run_options` adds the flags to a click command and passes one `RunOptions` as `options`.
+Sampling flags live beside the sampler's own parameters in `pearl_cli.sampling_options`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+EVICTIONS = ("auto", "lru", "lfu", "lfru", "least-stale", "static", "random")
+KV_TYPES = ("f32", "f16", "q8_0")
+DEVICES = ("auto", "cpu")
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A number of bytes, or a share of all expert bytes (`percent`), as the user wrote it."""
+
+    n_bytes: int = 0
+    percent: float = 0.0
+
+    def of(self, total_bytes: int) -> int:
+        """Bytes meant, out of `total_bytes` when a share was given."""
+        return int(total_bytes * self.percent / 100) if self.percent else self.n_bytes
+
+
+def parse_size(text: str, allow_percent: bool = False) -> Size:
+    """`2GiB`, `1500MiB`, `2G`, `700000`, `40%`. Units are powers of two, as llama.cpp users expect. Raises ValueError."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%|([kmgt]?)(i?b)?)\s*", text, re.IGNORECASE)
+    if not match:
+        raise ValueError(f"'{text}' is not a size; write 2GiB, 1500MiB{' or 40%' if allow_percent else ''}")
+    number = float(match[1])
+    if match[2] == "%":
+        if not allow_percent:
+            raise ValueError(f"'{text}': a percentage has no meaning here; write 2GiB or 1500MiB")
+        if not 0 < number <= 100:
+            raise ValueError(f"'{text}': a share of the experts lies above 0% and up to 100%")
+        return Size(percent=number)
+    return Size(n_bytes=int(number * _UNITS[(match[3] or "").lower()]))
+
+
+class SizeParam(click.ParamType):
+    """click type for `Size`."""
+
+    name = "size"
+
+    def __init__(self, allow_percent: bool = False) -> None:
+        self.allow_percent = allow_percent
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Size:
+        if isinstance(value, Size):
+            return value
+        try:
+            return parse_size(str(value), self.allow_percent)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How to open and run a model. `model` None means the embedded demo model."""
+
+    model: Path | None = None
+    ctx_size: int | None = None  # None: min(4096, trained); 0: as trained
+    threads: int = 0  # 0: all cores this process may use
+    ram: Size | None = None  # ceiling for the whole process
+    budget: Size | None = None  # expert slots alone
+    evict: str = "auto"
+    io_threads: int = 0  # 0: chosen by the runtime
+    throttle: Size | None = None  # bytes a second
+    device: str = "auto"
+    ubatch_size: int = 512  # prompt tokens computed at a time
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    seed: int | None = None
+    verbose: bool = False
+
+
+_FLAGS = [
+    click.option("-m", "--model", type=click.Path(path_type=Path), help="Model: any shard of a pearl set, or a stock GGUF."),
+    click.option("-c", "--ctx-size", type=click.IntRange(min=0), help="Context length in tokens; 0 is the trained length.  [default: 4096 or the trained length]"),
+    click.option("-t", "--threads", type=click.IntRange(min=1), help="Compute threads.  [default: all cores]"),
+    click.option("--ram", type=SizeParam(), metavar="SIZE", help="Byte ceiling of the whole process, e.g. 6GiB."),
+    click.option("--budget", type=SizeParam(allow_percent=True), metavar="SIZE|PCT", help="Fast memory for experts alone, e.g. 2GiB or 40%."),
+    click.option("--evict", type=click.Choice(EVICTIONS), default="auto", show_default=True, help="Which expert leaves when a slot is needed."),
+    click.option("--io-threads", type=click.IntRange(min=1, max=64), help="Threads that read experts from disk."),
+    click.option("--throttle", type=SizeParam(), metavar="SIZE", help="Read at most this many bytes a second (emulates a slower disk)."),
+    click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Where to compute."),
+    click.option("-ub", "--ubatch-size", type=click.IntRange(min=1, max=4096), default=512, show_default=True, help="Prompt tokens computed at a time."),
+    click.option("-ctk", "--cache-type-k", type=click.Choice(KV_TYPES), default="f16", show_default=True, help="Type of the cached keys."),
+    click.option("-ctv", "--cache-type-v", type=click.Choice(KV_TYPES), default="f16", show_default=True, help="Type of the cached values."),
+    click.option("-s", "--seed", type=click.IntRange(min=-1, max=2**32 - 1), help="Random seed; -1 draws one.  [default: -1]"),
+    click.option("-v", "--verbose", is_flag=True, help="Say which path ran and which defaults were used."),
+]
+_RENAMED = {"threads": 0, "io_threads": 0}  # flags whose absence is a number
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the shared run flags; the command receives them gathered as `options: RunOptions`."""
+    names = {field.name for field in fields(RunOptions)}
+
+    @functools.wraps(command)
+    def wrapper(**kwargs: Any) -> Any:
+        own = {name: kwargs.pop(name) for name in list(kwargs) if name in names}
+        for name, absent in _RENAMED.items():
+            if own.get(name) is None:
+                own[name] = absent
+        if own.get("seed") == -1:
+            own["seed"] = None
+        return command(options=RunOptions(**own), **kwargs)
+
+    for flag in reversed(_FLAGS):
+        wrapper = flag(wrapper)
+    return wrapper

@@ -1,14 +1,15 @@
 """The storage types of GGUF tensors: the only source of block sizes.
 
-Ids and sizes are taken from the format's own table (`gguf.constants`), so a type that gguf-py learns needs no line here.
+Ids and sizes come from the format's own table (`gguf.constants`), so a type that gguf-py learns needs no line here.
 What a block means is in `kernels/reference/dequant.py`.
 """
 
 from __future__ import annotations
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.constants import GGMLQuantizationType as QuantType
 
-QuantType = GGMLQuantizationType
+__all__ = ["QuantType", "block_bytes", "block_size", "row_bytes"]
 
 
 def block_size(quant_type: QuantType) -> int:

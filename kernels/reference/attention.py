@@ -13,7 +13,10 @@ KV_DTYPES = ("f32", "f16", "q8_0")
 
 
 def new_kv_ref(num_kv_heads: int, capacity: int, width: int, dtype: str) -> np.ndarray:
-    """Zeroed storage for `capacity` positions of `width` components a head, see `KVLayer`. Raises ValueError for an unknown dtype."""
+    """Zeroed storage for `capacity` positions of `width` components a head, see `KVLayer`.
+
+    Raises ValueError for an unknown dtype.
+    """
     if dtype == "q8_0":
         return np.zeros((num_kv_heads, capacity, row_bytes(QuantType.Q8_0, width)), np.uint8)
     if dtype not in KV_DTYPES:
@@ -47,10 +50,13 @@ def kv_read_ref(stored: np.ndarray, length: int) -> np.ndarray:
     return part.astype(np.float64)
 
 
-def attention_ref(q: np.ndarray, cache: KVLayer, start: int, num_heads: int, scale: float, window: int = 0) -> np.ndarray:
+def attention_ref(
+    q: np.ndarray, cache: KVLayer, start: int, num_heads: int, scale: float, window: int = 0
+) -> np.ndarray:
     """softmax(scale * q k^T) v for rotated q [T, H * d] at positions start..: float64 [T, H * dv].
 
-    Position p sees cache positions max(0, p - window + 1)..p, or all of 0..p where window is 0; H / G query heads share a key head.
+    Position p sees cache positions max(0, p - window + 1)..p, or all of 0..p where window is 0. H / G query heads in a
+    row share a key head.
     """
     n_tokens = q.shape[0]
     length = start + n_tokens
@@ -66,4 +72,5 @@ def attention_ref(q: np.ndarray, cache: KVLayer, start: int, num_heads: int, sca
     scores = np.where(visible[:, None, None, :], scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("tgrl,glv->tgrv", weights, v).reshape(n_tokens, -1)
+    out: np.ndarray = np.einsum("tgrl,glv->tgrv", weights, v)
+    return out.reshape(n_tokens, -1)

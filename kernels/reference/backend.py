@@ -1,4 +1,4 @@
-"""`ReferenceBackend`: the op set by the plain functions of this folder, with float64 inside and float32 at every border.
+"""`ReferenceBackend`: the op set by the plain functions of this folder, float64 inside and float32 at every border.
 
 It defines the answers. It dequantises a whole weight at each use, so it is for tiny models and tests, not for running.
 """
@@ -34,9 +34,7 @@ class ReferenceBackend:
     def weight(self, data: np.ndarray, quant_type: QuantType, n_rows: int, n_cols: int) -> Weight:
         size = n_rows * row_bytes(quant_type, n_cols)
         if data.dtype != np.uint8 or data.size != size:
-            raise ValueError(
-                f"{quant_type.name} [{n_rows}, {n_cols}] takes {size} uint8, got {data.size} {data.dtype}"
-            )
+            raise ValueError(f"{quant_type.name} [{n_rows}, {n_cols}] takes {size} uint8, got {data.size} {data.dtype}")
         return Weight(data.reshape(n_rows, -1), quant_type, n_rows, n_cols)
 
     def kv_layer(self, num_kv_heads: int, capacity: int, head_dim: int, value_dim: int, dtype: str) -> KVLayer:

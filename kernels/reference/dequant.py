@@ -1,7 +1,8 @@
 """What the blocks of each quantisation type mean, as float32 rows.
 
-The layouts are those of `gguf.quants`, the format's own Python code; this file only adds the shapes that pearl works with.
-It is the definition that every direct kernel is measured against and the plain path for types without one. It is not fast.
+The layouts are those of `gguf.quants`, the format's own Python code; this file only adds the shapes that pearl works
+with. It is the definition that every direct kernel is measured against, and the plain path for types without one. It is
+not fast.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from kernels.quant_types import QuantType, row_bytes
 def dequantize_rows(data: np.ndarray, quant_type: QuantType, n_cols: int) -> np.ndarray:
     """uint8 blocks [..., row_bytes] as float32 [..., n_cols]; a fresh array except for F32, which is a view.
 
-    Raises ValueError where the bytes of a row do not make `n_cols` weights, NotImplementedError for a type that has no float meaning.
+    Raises ValueError where the bytes of a row do not make `n_cols` weights, NotImplementedError for a type that has no
+    float meaning.
     """
-    if data.dtype != np.uint8 or data.shape[-1] != row_bytes(quant_type, n_cols):
-        raise ValueError(f"{quant_type.name} rows of {n_cols} take {row_bytes(quant_type, n_cols)} bytes, got {data.shape} {data.dtype}")
+    n_bytes = row_bytes(quant_type, n_cols)
+    if data.dtype != np.uint8 or data.shape[-1] != n_bytes:
+        raise ValueError(f"{quant_type.name} rows of {n_cols} take {n_bytes} uint8, got {data.shape} {data.dtype}")
     if quant_type == QuantType.F32:
         return data.view(np.float32)
     if quant_type == QuantType.F16:
@@ -44,5 +47,5 @@ def matrix_at(address: int, quant_type: QuantType, n_rows: int, n_cols: int) -> 
     if address == 0:
         raise ValueError("the expert is not resident: its address is 0")
     n_bytes = n_rows * row_bytes(quant_type, n_cols)
-    blocks = np.frombuffer((ctypes.c_uint8 * n_bytes).from_address(address), dtype=np.uint8)
+    blocks = np.ctypeslib.as_array((ctypes.c_uint8 * n_bytes).from_address(address))
     return dequantize_rows(blocks.reshape(n_rows, -1), quant_type, n_cols)

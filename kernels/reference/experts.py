@@ -10,8 +10,13 @@ from kernels.reference.dequant import matrix_at
 from kernels.reference.linear import silu_ref
 
 
-def expert_gate_up_ref(x: np.ndarray, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, h: np.ndarray) -> None:
-    """Write h[pair] = silu(gate_e x) * up_e x for the pair rows of the groups in `which`; x [T, D], h [P, F]; other rows stay."""
+def expert_gate_up_ref(
+    x: np.ndarray, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, h: np.ndarray
+) -> None:
+    """Write h[pair] = silu(gate_e x) * up_e x for the pair rows of the groups in `which`; x [T, D], h [P, F].
+
+    Rows of other groups stay as they are.
+    """
     shape = (table.intermediate_size, table.hidden_size)
     for g in which:
         expert, rows = int(groups.expert_ids[g]), slice(int(groups.offsets[g]), int(groups.offsets[g + 1]))
@@ -22,11 +27,17 @@ def expert_gate_up_ref(x: np.ndarray, table: ExpertTable, groups: ExpertGroups, 
 
 
 def expert_down_ref(h: np.ndarray, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, d: np.ndarray) -> None:
-    """Write d[pair] = down_e h[pair] for the pair rows of the groups in `which`; h [P, F], d [P, D]; other rows stay."""
+    """Write d[pair] = down_e h[pair] for the pair rows of the groups in `which`; h [P, F], d [P, D].
+
+    Rows of other groups stay as they are.
+    """
     for g in which:
         expert, rows = int(groups.expert_ids[g]), slice(int(groups.offsets[g]), int(groups.offsets[g + 1]))
         down = matrix_at(
-            int(table.down[expert]), QuantType(int(table.down_types[expert])), table.hidden_size, table.intermediate_size
+            int(table.down[expert]),
+            QuantType(int(table.down_types[expert])),
+            table.hidden_size,
+            table.intermediate_size,
         )
         d[rows] = h[rows].astype(np.float64) @ down.astype(np.float64).T
 

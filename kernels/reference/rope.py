@@ -24,4 +24,4 @@ def rope_ref(x: np.ndarray, rope: RopeTable, start: int, head_dim: int) -> np.nd
     out = heads.copy()
     out[..., first] = heads[..., first] * cos - heads[..., second] * sin
     out[..., second] = heads[..., second] * cos + heads[..., first] * sin
-    return out.reshape(x.shape)
+    return np.asarray(out.reshape(x.shape))

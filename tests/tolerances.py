@@ -1,0 +1,13 @@
+"""Every tolerance of the suite, with the reason for its size. A test names one; none is written in a test.
+
+`*_RELATIVE` is max |difference| / max |expected| over a whole array.
+"""
+
+LOGITS_RELATIVE = 1e-4
+"""A whole model in float32 against transformers in float32: the two differ only in the order of sums."""
+
+PAPER_DECIMALS = 1.5e-6
+"""A worked example that is written down with six decimals."""
+
+REFERENCE_RELATIVE = 1e-12
+"""Two float64 formulas for the same value."""

@@ -11,11 +11,11 @@ PACKAGES = ("pearl_cli", "kernels", "convert", "models")
 
 def foreign_packages(root: Path) -> list[str]:
     """Names among PACKAGES that Python would import from somewhere else than `root`, or whose files were overwritten."""
-    from importlib.machinery import PathFinder
+    from importlib.util import find_spec
 
     foreign = []
     for name in PACKAGES:
-        spec = PathFinder.find_spec(name)
+        spec = find_spec(name)
         init = Path(spec.origin) if spec and spec.origin else None
         if init is None or init.parent.resolve() != root / name or "__pearl__" not in init.read_text(encoding="utf-8"):
             foreign.append(f"'{name}' is {init.parent if init else 'missing'}")

@@ -1,0 +1,109 @@
+"""GGUF key-value metadata on its way into a file: typed values kept as the bytes that will be written.
+
+Keeping bytes makes copying from another GGUF exact (integer widths, invalid UTF-8 in tokens), and the size of a header
+is known before anything is written. Reading metadata for use is `models.gguf`'s work, not this module's.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from gguf.constants import GGUFValueType
+from numpy.typing import NDArray
+
+_ARRAY_TYPES = {
+    "u1": GGUFValueType.UINT8,
+    "i1": GGUFValueType.INT8,
+    "u2": GGUFValueType.UINT16,
+    "i2": GGUFValueType.INT16,
+    "u4": GGUFValueType.UINT32,
+    "i4": GGUFValueType.INT32,
+    "f4": GGUFValueType.FLOAT32,
+    "u8": GGUFValueType.UINT64,
+    "i8": GGUFValueType.INT64,
+    "f8": GGUFValueType.FLOAT64,
+    "b1": GGUFValueType.BOOL,
+}
+
+
+def string_bytes(text: str | bytes) -> bytes:
+    """`text` as GGUF stores strings: a 64-bit length and UTF-8; surrogate escapes become the raw bytes they stand
+    for.
+    """
+    raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+class Metadata:
+    """An ordered set of typed keys. Setting a key again replaces its value and keeps its place."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, tuple[GGUFValueType, bytes]] = {}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def copy(self) -> Metadata:
+        other = Metadata()
+        other._entries = dict(self._entries)
+        return other
+
+    def remove(self, key: str) -> None:
+        """Drop `key` if it is there."""
+        self._entries.pop(key, None)
+
+    def raw(self, key: str, value_type: int, payload: bytes) -> None:
+        """Set `key` to `payload`, the value's bytes as they stand after the type word in a GGUF header."""
+        self._entries[key] = (GGUFValueType(value_type), payload)
+
+    def u16(self, key: str, value: int) -> None:
+        self.raw(key, GGUFValueType.UINT16, struct.pack("<H", value))
+
+    def u32(self, key: str, value: int) -> None:
+        self.raw(key, GGUFValueType.UINT32, struct.pack("<I", value))
+
+    def i32(self, key: str, value: int) -> None:
+        self.raw(key, GGUFValueType.INT32, struct.pack("<i", value))
+
+    def f32(self, key: str, value: float) -> None:
+        self.raw(key, GGUFValueType.FLOAT32, struct.pack("<f", value))
+
+    def boolean(self, key: str, value: bool) -> None:
+        self.raw(key, GGUFValueType.BOOL, b"\x01" if value else b"\x00")
+
+    def string(self, key: str, value: str | bytes) -> None:
+        self.raw(key, GGUFValueType.STRING, string_bytes(value))
+
+    def strings(self, key: str, values: Iterable[str | bytes]) -> None:
+        parts = [string_bytes(value) for value in values]
+        self.raw(key, GGUFValueType.ARRAY, struct.pack("<IQ", GGUFValueType.STRING, len(parts)) + b"".join(parts))
+
+    def array(self, key: str, values: NDArray[np.generic]) -> None:
+        """Set `key` to a one-dimensional numeric array; the dtype decides the GGUF type."""
+        name = values.dtype.kind + str(values.dtype.itemsize)
+        if values.ndim != 1 or name not in _ARRAY_TYPES:
+            raise ValueError(
+                f"{key}: GGUF arrays are one-dimensional numbers, not {values.dtype} of {values.ndim} dimensions"
+            )
+        little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        self.raw(key, GGUFValueType.ARRAY, struct.pack("<IQ", _ARRAY_TYPES[name], values.size) + little.tobytes())
+
+    def text(self, key: str) -> str | None:
+        """The value of string key `key`, or None where it is absent or no string."""
+        value_type, payload = self._entries.get(key, (GGUFValueType.UINT8, b""))
+        return payload[8:].decode("utf-8", "surrogateescape") if value_type is GGUFValueType.STRING else None
+
+    def encode(self) -> bytes:
+        """All entries as they stand in a GGUF header."""
+        return b"".join(
+            string_bytes(key) + struct.pack("<I", value_type) + payload
+            for key, (value_type, payload) in self._entries.items()
+        )

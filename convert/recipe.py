@@ -1,0 +1,175 @@
+"""Which storage type each tensor gets.
+
+`--quant TYPE` gives TYPE to every matrix, as llama-quantize does for the mix of that name, with its two exceptions:
+norms, routers, biases and other vectors stay F32, and the output matrix (or the embedding that doubles as it) is
+raised to Q6_K below a 6-bit type. `--recipe ROLE=TYPE,...` overrides by role: attn (or attn.q, attn.k, attn.v,
+attn.output), exps (or exps.gate, exps.up, exps.gate_up, exps.down), shexp, ffn, embed, output; `ROLE@FIRST-LAST=TYPE`
+limits it to a range of layers. The most specific entry wins, the later of equals. A row that a type's blocks do not
+divide falls back as in llama.cpp; the reason is reported.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from gguf.constants import LlamaFileType
+
+from kernels.quant_types import QuantType, block_size
+from models.errors import UnsupportedQuantType, UsageError
+
+Q = QuantType
+TARGETS = (
+    Q.F32, Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K,
+    Q.IQ4_NL, Q.MXFP4,
+)  # fmt: skip
+_BELOW_SIX_BITS = {Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.IQ4_NL}
+_ROW_FALLBACK = {Q.Q2_K: Q.IQ4_NL, Q.Q3_K: Q.IQ4_NL, Q.Q4_K: Q.Q5_0, Q.Q5_K: Q.Q5_1, Q.Q6_K: Q.Q8_0}
+_FILE_TYPES = {
+    Q.F32: LlamaFileType.ALL_F32,
+    Q.F16: LlamaFileType.MOSTLY_F16,
+    Q.BF16: LlamaFileType.MOSTLY_BF16,
+    Q.Q8_0: LlamaFileType.MOSTLY_Q8_0,
+    Q.Q4_0: LlamaFileType.MOSTLY_Q4_0,
+    Q.Q4_1: LlamaFileType.MOSTLY_Q4_1,
+    Q.Q5_0: LlamaFileType.MOSTLY_Q5_0,
+    Q.Q5_1: LlamaFileType.MOSTLY_Q5_1,
+    Q.Q2_K: LlamaFileType.MOSTLY_Q2_K,
+    Q.Q3_K: LlamaFileType.MOSTLY_Q3_K_S,
+    Q.Q4_K: LlamaFileType.MOSTLY_Q4_K_S,
+    Q.Q5_K: LlamaFileType.MOSTLY_Q5_K_S,
+    Q.Q6_K: LlamaFileType.MOSTLY_Q6_K,
+    Q.IQ4_NL: LlamaFileType.MOSTLY_IQ4_NL,
+    Q.MXFP4: LlamaFileType.MOSTLY_MXFP4_MOE,
+}
+ROLES = (
+    "attn", "attn.q", "attn.k", "attn.v", "attn.output", "exps", "exps.gate", "exps.up", "exps.gate_up", "exps.down",
+    "shexp", "ffn", "embed", "output",
+)  # fmt: skip
+_PATTERNS = (
+    (re.compile(r"^token_embd\.weight$"), "embed"),
+    (re.compile(r"^output\.weight$"), "output"),
+    (re.compile(r"^blk\.\d+\.attn_(q|k|v|output)\.weight$"), "attn.{}"),
+    (re.compile(r"^blk\.\d+\.attn_qkv\.weight$"), "attn"),
+    (re.compile(r"^blk\.\d+\.ffn_(gate_up|gate|up|down)_exps\.weight$"), "exps.{}"),
+    (re.compile(r"^blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight$"), "exps.{}"),
+    (re.compile(r"^blk\.\d+\.ffn_(?:gate|up|down)_shexp\.weight$"), "shexp"),
+    (re.compile(r"^blk\.\d+\.ffn_(?:gate|up|down)\.weight$"), "ffn"),
+    (re.compile(r"^blk\.\d+\.ffn_gate_inp(?:_shexp)?\."), "router"),
+    (re.compile(r"norm"), "norm"),
+)
+_RANGE = re.compile(r"^(.+)@(\d+)(?:-(\d+))?$")
+
+
+def parse_type(text: str) -> QuantType:
+    """The storage type called `text` (any case). Raises UnsupportedQuantType with the list of targets."""
+    for target in TARGETS:
+        if target.name.lower() == text.strip().lower():
+            return target
+    raise UnsupportedQuantType(text, [target.name for target in TARGETS])
+
+
+def role_of(name: str) -> str:
+    """The role of a GGUF tensor name; "other" for what no recipe names (kept F32)."""
+    for pattern, role in _PATTERNS:
+        found = pattern.search(name)
+        if found:
+            return role.format(*found.groups())
+    return "other"
+
+
+def fallback_type(quant_type: QuantType, n_cols: int) -> QuantType:
+    """`quant_type`, or what llama.cpp stores instead where its blocks do not divide a row of `n_cols`."""
+    if n_cols % block_size(quant_type) == 0:
+        return quant_type
+    smaller = _ROW_FALLBACK.get(quant_type)
+    return smaller if smaller is not None and n_cols % block_size(smaller) == 0 else Q.F16
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    role: str
+    quant_type: QuantType
+    first_layer: int | None = None
+    last_layer: int | None = None
+
+    def matches(self, role: str, layer: int | None) -> bool:
+        named = role == self.role or role.startswith(self.role + ".")
+        named = named or (self.role == "exps.gate_up" and role in ("exps.gate", "exps.up"))
+        if self.first_layer is None or self.last_layer is None:
+            return named
+        return named and layer is not None and self.first_layer <= layer <= self.last_layer
+
+    @property
+    def specificity(self) -> int:
+        return 2 * self.role.count(".") + (self.first_layer is not None)
+
+
+@dataclass(slots=True)
+class Recipe:
+    """The types of a whole conversion. `default` None keeps each source's own type.
+
+    `notes` collects one line a fallback.
+    """
+
+    default: QuantType | None
+    overrides: list[Override] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def type_for(self, name: str, n_cols: int, n_dims: int, source_type: QuantType, tied: bool) -> QuantType:
+        """Storage type of tensor `name`; appends to `notes` where a row forces another type than asked for."""
+        role = role_of(name)
+        if role in ("norm", "router", "other") or n_dims < 2:
+            return source_type if self.default is None else Q.F32
+        wanted = self._wanted(role, _layer_of(name), source_type, tied)
+        stored = fallback_type(wanted, n_cols)
+        if stored is not wanted:
+            self.notes.append(
+                f"{name}: rows of {n_cols} do not divide into {wanted.name} blocks; stored as {stored.name}"
+            )
+        return stored
+
+    def _wanted(self, role: str, layer: int | None, source_type: QuantType, tied: bool) -> QuantType:
+        chosen = [override for override in self.overrides if override.matches(role, layer)]
+        if chosen:
+            return max(enumerate(chosen), key=lambda item: (item[1].specificity, item[0]))[1].quant_type
+        if self.default is None:
+            return source_type
+        is_output = role == "output" or (role == "embed" and tied)
+        return Q.Q6_K if is_output and self.default in _BELOW_SIX_BITS else self.default
+
+    def file_type(self) -> int | None:
+        """The number for `general.file_type`, None where types are the source's."""
+        return None if self.default is None else int(_FILE_TYPES[self.default])
+
+    def label(self) -> str:
+        """A short name for output files."""
+        base = "" if self.default is None else self.default.name
+        return base + ("-mix" if self.overrides else "")
+
+
+def parse_recipe(quant: str | None, recipe: str | None) -> Recipe:
+    """`--quant` and `--recipe` as a Recipe. Raises UsageError or UnsupportedQuantType on what it cannot read."""
+    overrides = [_parse_override(part) for part in recipe.split(",") if part.strip()] if recipe else []
+    return Recipe(None if quant is None else parse_type(quant), overrides)
+
+
+def _parse_override(text: str) -> Override:
+    role, equals, type_name = text.strip().partition("=")
+    if not equals:
+        raise UsageError(f"--recipe: '{text.strip()}' is not ROLE=TYPE; roles: {', '.join(ROLES)}")
+    ranged = _RANGE.match(role)
+    role = ranged[1] if ranged else role
+    if role not in ROLES:
+        raise UsageError(f"--recipe: role '{role}' is unknown; roles: {', '.join(ROLES)}")
+    if not ranged:
+        return Override(role, parse_type(type_name))
+    first, last = int(ranged[2]), int(ranged[3] or ranged[2])
+    if last < first or role in ("embed", "output"):
+        raise UsageError(f"--recipe: '{text.strip()}' names no range of layers")
+    return Override(role, parse_type(type_name), first, last)
+
+
+def _layer_of(name: str) -> int | None:
+    found = re.match(r"^blk\.(\d+)\.", name)
+    return int(found[1]) if found else None

@@ -1,0 +1,56 @@
+"""`pearl synth`: a model of a known shape with random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pearl_cli.options import Size, SizeParam
+
+
+@click.command("synth", short_help="Write a model of a known shape with random weights, for speed work.")
+@click.argument("shape")
+@click.option(
+    "-o",
+    "--output",
+    "out_dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Directory to write into.",
+)
+@click.option("--quant", default="q4_k", show_default=True, help="Storage type of the matrices.")
+@click.option(
+    "--layout",
+    type=click.Choice(["pearl", "stacked"]),
+    default="pearl",
+    show_default=True,
+    help="pearl shards, or one stock GGUF that llama.cpp loads too; the weights are the same.",
+)
+@click.option("--layers", type=click.IntRange(min=1), help="Fewer or more layers than the real model has.")
+@click.option("-s", "--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--shard-size", type=SizeParam(), default="4GiB", show_default=True, help="Largest size of an expert shard."
+)
+def command(
+    shape: str, out_dir: Path, quant: str, layout: str, layers: int | None, seed: int, shard_size: Size
+) -> None:
+    """Write a model of SHAPE with random weights.
+
+    SHAPE is olmoe-1b-7b, qwen3-30b-a3b or mixtral-8x7b. The last line of stdout is the path to open.
+    """
+    from convert.synth import synthesize
+    from pearl_cli.terminal import Progress, Terminal
+
+    bar = Progress(Terminal(), f"writing {shape}")
+    path = synthesize(
+        shape,
+        out_dir,
+        quant,
+        lambda done, total, _: bar(done, total),
+        layout=layout,
+        num_layers=layers,
+        seed=seed,
+        shard_bytes=shard_size.n_bytes,
+    )
+    click.echo(path)

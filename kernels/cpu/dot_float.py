@@ -1,0 +1,83 @@
+"""F32, F16 and BF16 rows: the row dot against float32 activations, and nothing quantised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kernels.cpu.vector_ir import F16, F32, I16, I32, V8F32, Emitter, vec
+from kernels.quant_types import QuantType, block_bytes
+
+FLOAT_TYPES = (QuantType.F32, QuantType.F16, QuantType.BF16)
+_UNROLL = 4  # independent accumulators: a fused multiply-add takes 4 cycles
+
+
+def load_floats(e: Emitter, quant_type: QuantType, address: Any, lanes: int = 8) -> Any:
+    """`lanes` weights at `address` as float32."""
+    if quant_type == QuantType.F32:
+        return e.load(address, vec(F32, lanes))
+    if quant_type == QuantType.F16:
+        return e.b.fpext(e.load(address, vec(F16, lanes)), vec(F32, lanes))
+    bits = e.b.zext(e.load(address, vec(I16, lanes)), vec(I32, lanes))
+    return e.b.bitcast(e.b.shl(bits, e.const(bits.type, 16)), vec(F32, lanes))
+
+
+def load_float(e: Emitter, quant_type: QuantType, address: Any) -> Any:
+    """One weight at `address` as float32."""
+    if quant_type == QuantType.F32:
+        return e.load(address, F32)
+    if quant_type == QuantType.F16:
+        return e.half(address)
+    return e.b.bitcast(e.b.shl(e.b.zext(e.load(address, I16), I32), e.i32(16)), F32)
+
+
+def row_dots(e: Emitter, quant_type: QuantType, rows: Sequence[Any], n_cols: Any, record: Any) -> list[Any]:
+    """Float32 dots of the rows at addresses `rows` with the float32 row at `record`; any width: the tail goes one by one."""
+    b, size, step = e.b, block_bytes(quant_type), 8 * _UNROLL
+    n_whole = b.lshr(n_cols, e.i64(step.bit_length() - 1))
+    entry = b.block
+
+    def body(i: Any, sums: list[Any]) -> list[Any]:
+        w_step, x_base = b.mul(i, e.i64(step * size)), b.add(record, b.mul(i, e.i64(step * 4)))
+        for u in range(_UNROLL):
+            x = e.load(e.at(x_base, 32 * u), V8F32, 4)
+            for r, row in enumerate(rows):
+                w = load_floats(e, quant_type, e.at(b.add(row, w_step), 8 * u * size))
+                sums[r * _UNROLL + u] = e.fma(w, x, sums[r * _UNROLL + u])
+        return sums
+
+    start = [e.zero(V8F32)] * (_UNROLL * len(rows))
+    sums = _guarded(e, b.icmp_signed(">", n_whole, e.i64(0)), entry, start, lambda: e.loop(n_whole, start, body))
+    totals = []
+    for r in range(len(rows)):
+        a, c, d, f = sums[r * _UNROLL : (r + 1) * _UNROLL]
+        totals.append(e.reduce(b.fadd, b.fadd(b.fadd(a, c), b.fadd(d, f)), 8))
+    first = b.shl(n_whole, e.i64(step.bit_length() - 1))
+
+    def tail(i: Any, values: list[Any]) -> list[Any]:
+        x = e.load(b.add(record, b.shl(i, e.i64(2))), F32, 4)
+        at = b.mul(i, e.i64(size))
+        return [e.fma(load_float(e, quant_type, b.add(row, at)), x, v) for row, v in zip(rows, values, strict=True)]
+
+    return _guarded(
+        e, b.icmp_signed("<", first, n_cols), b.block, totals, lambda: e.loop(n_cols, totals, tail, first=first)
+    )
+
+
+def _guarded(e: Emitter, condition: Any, before: Any, otherwise: Sequence[Any], run: Any) -> list[Any]:
+    """run()'s values where `condition` holds, else `otherwise`."""
+    b = e.b
+    inside, after = b.append_basic_block(), b.append_basic_block()
+    b.cbranch(condition, inside, after)
+    b.position_at_end(inside)
+    values = run()
+    last = b.block
+    b.branch(after)
+    b.position_at_end(after)
+    merged = []
+    for value, other in zip(values, otherwise, strict=True):
+        phi = b.phi(value.type)
+        phi.add_incoming(value, last)
+        phi.add_incoming(other, before)
+        merged.append(phi)
+    return merged

@@ -1,0 +1,48 @@
+"""The dot kernel of every direct quant type: name, form of activations, and the address of its compiled function.
+
+    void rows(w, row_bytes, n_rows, n_cols, record, out)     out[i] = row i . record, float32, n_rows >= 1
+A row's result depends on that row and the record alone: not on its neighbours, the thread or how rows were cut into calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.cpu import dot_float, dot_k, dot_legacy
+from kernels.cpu.features import TARGET, Target
+from kernels.cpu.native import Emit, address_of
+from kernels.cpu.quantize_activations import FORM_KEYS, FORM_Q8_32, QUANTIZERS
+from kernels.cpu.vector_ir import Emitter
+from kernels.quant_types import QuantType
+
+DIRECT_TYPES: tuple[QuantType, ...] = (*dot_float.FLOAT_TYPES, *dot_legacy.UNPACK, *dot_k.UNPACK)
+N_ROW_ARGUMENTS = 6
+
+
+def emit_rows(quant_type: QuantType) -> Emit:
+    """Emits the `rows` function of `quant_type`."""
+    family: Any = dot_float if quant_type in dot_float.FLOAT_TYPES else dot_k if quant_type in dot_k.UNPACK else dot_legacy
+
+    def emit(e: Emitter, w: Any, row_bytes: Any, n_rows: Any, n_cols: Any, record: Any, out: Any) -> None:
+        def one(i: Any, _: list[Any]) -> list[Any]:
+            (value,) = family.row_dots(e, quant_type, [e.b.add(w, e.b.mul(i, row_bytes))], n_cols, record)
+            e.store(value, e.b.add(out, e.b.shl(i, e.i64(2))), 4)
+            return []
+
+        e.loop(n_rows, [], one)
+
+    return emit
+
+
+def rows_address(quant_type: QuantType, target: Target = TARGET) -> int:
+    """Address of the `rows` function of a direct type. Raises KeyError for other types."""
+    if quant_type not in DIRECT_TYPES:
+        raise KeyError(quant_type)
+    return address_of(f"rows_{quant_type.name.lower()}", N_ROW_ARGUMENTS, emit_rows(quant_type), target)
+
+
+def quantize_address(form: int, target: Target = TARGET) -> int:
+    """Address of `quantize(x, record, n_cols)` for FORM_Q8_32 or FORM_Q8_256."""
+    if form < FORM_Q8_32:
+        raise KeyError(form)
+    return address_of(f"quantize_{FORM_KEYS[form]}", 3, QUANTIZERS[form], target)

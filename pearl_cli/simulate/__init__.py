@@ -1,0 +1,1 @@
+"""`pearl simulate`: replay recorded routing through every eviction policy, without a model."""

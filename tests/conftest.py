@@ -14,7 +14,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_torch_thread() -> None:
-    """One thread in torch: tiny models gain nothing from more, and sums keep one order. Sessions without torch skip it."""
+    """One thread in torch: tiny models gain nothing from more, and sums keep one order. Sessions without torch skip
+    it.
+    """
     try:
         import torch
     except ImportError:

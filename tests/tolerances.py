@@ -11,3 +11,6 @@ PAPER_DECIMALS = 1.5e-6
 
 REFERENCE_RELATIVE = 1e-12
 """Two float64 formulas for the same value."""
+
+FLOAT32_RELATIVE = 1e-5
+"""A few float32 roundings between float64 formulas."""

@@ -1,0 +1,196 @@
+"""Tiny random transformers models and the stock GGUF files of them: the oracle of the architectures.
+
+`write_gguf` goes through gguf-py's `GGUFWriter`, a path of its own beside pearl's converter: names, permutation and
+metadata are those of llama.cpp's converter, experts stacked. Every weight is random, norm weights too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+
+VOCAB = 97
+COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "olmoe": (
+        transformers.OlmoeConfig,
+        transformers.OlmoeForCausalLM,
+        {"num_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 32},
+    ),
+    "qwen3moe": (
+        transformers.Qwen3MoeConfig,
+        transformers.Qwen3MoeForCausalLM,
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 96,
+            "head_dim": 24,
+            "norm_topk_prob": True,
+        },
+    ),
+    "llama": (
+        transformers.MixtralConfig,
+        transformers.MixtralForCausalLM,
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32},
+    ),
+}
+
+
+def tiny_model(architecture: str, seed: int = 0, **overrides: Any) -> Any:
+    """A float32 model in eval mode; `overrides` are fields of its transformers config."""
+    config_class, model_class, own = FAMILIES[architecture]
+    torch.manual_seed(seed)
+    config = config_class(**{**COMMON, **own, **overrides})
+    config._attn_implementation = "eager"
+    model = model_class(config).eval().float()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.copy_(1.0 + 0.3 * torch.randn_like(parameter))
+            else:
+                # Wide enough that attention and the router decide something, not so wide that they saturate.
+                parameter.normal_(0.0, 0.25 if "gate.weight" in name else parameter.shape[-1] ** -0.5)
+    return model
+
+
+def save_hf(model: Any, folder: Path) -> Path:
+    """The model as a Hugging Face folder (config.json, model.safetensors, no tokenizer)."""
+    model.save_pretrained(folder)
+    return folder
+
+
+def hf_logits(model: Any, ids: np.ndarray) -> np.ndarray:
+    """float32 [T, V] of the whole prompt."""
+    with torch.no_grad():
+        return model(torch.from_numpy(ids)[None]).logits[0].float().numpy()
+
+
+def hf_greedy(model: Any, ids: np.ndarray, n_new: int) -> list[int]:
+    """The `n_new` arg-max continuations of `ids`, without a cache."""
+    sequence = list(ids)
+    for _ in range(n_new):
+        sequence.append(int(hf_logits(model, np.array(sequence)).argmax(axis=-1)[-1]))
+    return [int(i) for i in sequence[len(ids) :]]
+
+
+def prompt(n_tokens: int, seed: int = 1) -> np.ndarray:
+    """Random token ids, int64 [n_tokens]."""
+    return np.random.default_rng(seed).integers(2, VOCAB, n_tokens)
+
+
+def write_gguf(model: Any, path: Path, architecture: str, metadata: dict[str, Any] | None = None) -> Path:
+    """The model as one stock GGUF file in F32. `metadata` adds or replaces u32, f32, bool and str keys."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in {**_metadata(model.config, architecture), **(metadata or {})}.items():
+        _add(writer, key, value)
+    for name, array in gguf_tensors(model, architecture):
+        writer.add_tensor(name, np.ascontiguousarray(array, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_string(key, value)
+
+
+def _metadata(config: Any, architecture: str) -> dict[str, Any]:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    keys: dict[str, Any] = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "expert_count": getattr(config, "num_experts", None) or config.num_local_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "vocab_size": config.vocab_size,
+    }
+    if architecture == "llama":
+        keys["rope.dimension_count"] = head_dim
+    if architecture == "qwen3moe":
+        keys["attention.key_length"] = keys["attention.value_length"] = head_dim
+        keys["expert_feed_forward_length"] = config.moe_intermediate_size
+    return {"general.name": f"tiny {architecture}", **{f"{architecture}.{key}": value for key, value in keys.items()}}
+
+
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+OUTER_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+def gguf_tensors(model: Any, architecture: str) -> Iterator[tuple[str, np.ndarray]]:
+    """(GGUF name, float32 array in numpy order) of every stored parameter."""
+    heads = {"attn_q": model.config.num_attention_heads, "attn_k": model.config.num_key_value_heads}
+    for name, parameter in model.named_parameters():  # tied parameters come once
+        array = parameter.detach().numpy()
+        if name in OUTER_NAMES:
+            yield OUTER_NAMES[name], array
+            continue
+        _, _, layer, rest = name.split(".", 3)
+        if rest == "mlp.experts.gate_up_proj":  # [E, 2 F, D]: gate rows first
+            width = array.shape[1] // 2
+            yield f"blk.{layer}.ffn_gate_exps.weight", array[:, :width]
+            yield f"blk.{layer}.ffn_up_exps.weight", array[:, width:]
+        elif rest == "mlp.experts.down_proj":
+            yield f"blk.{layer}.ffn_down_exps.weight", array
+        else:
+            stem, kind = rest.rsplit(".", 1)
+            own = NAMES[stem]
+            if architecture == "llama" and own in heads:
+                array = permute_rows(array, heads[own])
+            yield f"blk.{layer}.{own}.{kind}", array
+
+
+def permute_rows(array: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows of each head from halves (0, 1, .. | d/2, ..) to neighbours (0, d/2, 1, d/2 + 1, ..), as `llama` files
+    keep them.
+    """
+    return array.reshape(num_heads, 2, -1, array.shape[-1]).swapaxes(1, 2).reshape(array.shape)

@@ -1,0 +1,50 @@
+"""Threads of the compiled kernels: how many, and on which layer. Results never depend on any of it.
+
+Every parallel kernel splits its rows statically into `num_threads()` parts. The OpenMP layer is preferred (a region costs a few
+microseconds); without libgomp numba's own work queue is used, and `layer_name()` says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import numba
+
+_threads = 0
+
+
+def _choose_layer() -> str:
+    try:
+        importlib.import_module("numba.np.ufunc.omppool")
+    except ImportError:
+        return "workqueue"
+    return "omp"
+
+
+numba.config.THREADING_LAYER = _choose_layer()
+
+
+def layer_name() -> str:
+    """The threading layer in use: "omp" or "workqueue"."""
+    return str(numba.config.THREADING_LAYER)
+
+
+def max_threads() -> int:
+    """The most threads that set_threads takes: the cores this process may use, or NUMBA_NUM_THREADS."""
+    return int(numba.config.NUMBA_NUM_THREADS)
+
+
+def set_threads(n: int) -> None:
+    """Use n threads in every kernel called from this thread on. Raises ValueError outside 1..max_threads()."""
+    global _threads
+    if not 1 <= n <= max_threads():
+        raise ValueError(f"{n} threads: this process may use 1 to {max_threads()}")
+    numba.set_num_threads(n)
+    _threads = n
+
+
+def num_threads() -> int:
+    """Threads of the kernels; all that there are until set_threads is called."""
+    if not _threads:
+        set_threads(max_threads())
+    return _threads

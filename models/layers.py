@@ -1,0 +1,139 @@
+"""Shared parts of the architectures: grouped-query attention, the dense feed-forward, and the block that joins two
+halves.
+
+Attributes are named after GGUF tensors. Parts hold weights and no state: what a sequence leaves behind is in `KVCache`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from kernels.backend import Array, Backend, KVLayer, RopeTable, Weight
+from models.config import ModelConfig
+from models.expert_provider import ExpertProvider
+from models.weights import WeightSource
+
+
+@dataclass(slots=True)
+class Attention:
+    """Causal self-attention of H query heads over G key/value heads; `qkv_bias` joins the three biases."""
+
+    attn_norm: Array
+    attn_q: Weight
+    attn_k: Weight
+    attn_v: Weight
+    attn_output: Weight
+    norm_eps: float
+    num_heads: int
+    scale: float
+    window: int = 0
+    attn_q_norm: Array | None = None
+    attn_k_norm: Array | None = None
+    qkv_bias: Array | None = None
+    output_bias: Array | None = None
+
+    @classmethod
+    def read(
+        cls, source: WeightSource, config: ModelConfig, layer: int, qk_norm: str = "none", bias: bool = False
+    ) -> Attention:
+        """Take the attention tensors of `layer`.
+
+        `qk_norm`: "none", "head" (one norm weight for each head alike) or "row" (one over all heads together).
+        `bias`: the file must hold attn_q.bias, attn_k.bias and attn_v.bias.
+        """
+        blk, hidden = f"blk.{layer}", config.hidden_size
+        n_q, n_k = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        n_v, n_out = config.num_kv_heads * config.value_dim, config.num_heads * config.value_dim
+        part = cls(
+            attn_norm=source.vector(f"{blk}.attn_norm.weight", hidden),
+            attn_q=source.matrix(f"{blk}.attn_q.weight", n_q, hidden),
+            attn_k=source.matrix(f"{blk}.attn_k.weight", n_k, hidden),
+            attn_v=source.matrix(f"{blk}.attn_v.weight", n_v, hidden),
+            attn_output=source.matrix(f"{blk}.attn_output.weight", hidden, n_out),
+            norm_eps=config.rms_norm_eps,
+            num_heads=config.num_heads,
+            scale=config.head_dim**-0.5,
+            window=config.sliding_window,
+        )
+        if qk_norm != "none":
+            part.attn_q_norm = source.vector(f"{blk}.attn_q_norm.weight", n_q if qk_norm == "row" else config.head_dim)
+            part.attn_k_norm = source.vector(f"{blk}.attn_k_norm.weight", n_k if qk_norm == "row" else config.head_dim)
+        if bias:
+            rows = {"attn_q": n_q, "attn_k": n_k, "attn_v": n_v}
+            biases = [source.host_vector(f"{blk}.{name}.bias", size) for name, size in rows.items()]
+            part.qkv_bias = source.backend.from_host(np.concatenate(biases))
+        return part
+
+    def __call__(self, backend: Backend, x: Array, kv: KVLayer, rope: RopeTable, start: int) -> Array:
+        """What attention adds to the residual x [T, D] at positions start..; writes its keys and values into `kv`."""
+        a = backend.norm(x, self.attn_norm, self.norm_eps, readers=(self.attn_q, self.attn_k, self.attn_v))
+        q, k, v = self._project(backend, a)
+        if self.attn_q_norm is not None:
+            q = backend.head_norm(q, self.attn_q_norm, self.norm_eps)
+            k = backend.head_norm(k, self.attn_k_norm, self.norm_eps)
+        backend.rope_write(q, k, v, rope, start, kv)
+        mixed = backend.attention(q, kv, start, self.num_heads, self.scale, self.window)
+        return backend.linear(backend.activations(mixed), self.attn_output, bias=self.output_bias)
+
+    def _project(self, backend: Backend, a: Array) -> tuple[Array, Array, Array]:
+        n_q, n_qk = self.attn_q.n_rows, self.attn_q.n_rows + self.attn_k.n_rows
+        bias = self.qkv_bias
+        if a.x.shape[0] == 1:  # slices of a single row are contiguous
+            row = backend.linear(a, self.attn_q, self.attn_k, self.attn_v, bias=bias)
+            return row[:, :n_q], row[:, n_q:n_qk], row[:, n_qk:]
+        parts = (None, None, None) if bias is None else (bias[:n_q], bias[n_q:n_qk], bias[n_qk:])
+        weights = (self.attn_q, self.attn_k, self.attn_v)
+        q, k, v = (backend.linear(a, weight, bias=part) for weight, part in zip(weights, parts, strict=True))
+        return q, k, v
+
+
+@dataclass(slots=True)
+class DenseFFN:
+    """The gated feed-forward of a layer without experts."""
+
+    ffn_norm: Array
+    ffn_gate: Weight
+    ffn_up: Weight
+    ffn_down: Weight
+    norm_eps: float
+
+    @classmethod
+    def read(cls, source: WeightSource, config: ModelConfig, layer: int) -> DenseFFN:
+        """Take the feed-forward tensors of `layer`."""
+        blk, hidden, width = f"blk.{layer}", config.hidden_size, config.intermediate_size
+        return cls(
+            ffn_norm=source.vector(f"{blk}.ffn_norm.weight", hidden),
+            ffn_gate=source.matrix(f"{blk}.ffn_gate.weight", width, hidden),
+            ffn_up=source.matrix(f"{blk}.ffn_up.weight", width, hidden),
+            ffn_down=source.matrix(f"{blk}.ffn_down.weight", hidden, width),
+            norm_eps=config.rms_norm_eps,
+        )
+
+    def __call__(self, backend: Backend, x: Array, provider: ExpertProvider) -> Array:
+        """What the feed-forward adds to the residual x [T, D]."""
+        a = backend.norm(x, self.ffn_norm, self.norm_eps, readers=(self.ffn_gate, self.ffn_up))
+        return backend.gated_mlp(a, self.ffn_gate, self.ffn_up, self.ffn_down)
+
+
+class FeedForward(Protocol):
+    """The second half of a block: `DenseFFN` or `models.moe.MoE`."""
+
+    def __call__(self, backend: Backend, x: Array, provider: ExpertProvider) -> Array: ...
+
+
+@dataclass(slots=True)
+class Block:
+    """One layer: each half adds to the residual stream."""
+
+    attn: Attention
+    ffn: FeedForward
+
+    def __call__(
+        self, backend: Backend, x: Array, kv: KVLayer, rope: RopeTable, start: int, provider: ExpertProvider
+    ) -> Array:
+        """The stream [T, D] after this layer; writes keys and values into `kv`."""
+        x = x + self.attn(backend, x, kv, rope, start)
+        return x + self.ffn(backend, x, provider)

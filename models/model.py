@@ -1,0 +1,94 @@
+"""`Model`: embedding, blocks, last norm and output of any architecture, and the forward call over them.
+
+It keeps no sequence: positions, keys and values are the `KVCache`'s; which experts are in memory is the provider's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernels.backend import Array, Backend, Weight
+from models.config import ModelConfig
+from models.expert_provider import ExpertProvider, RouterWeights
+from models.kv_cache import KVCache
+from models.layers import Block
+from models.moe import MoE
+from models.weights import WeightSource
+
+
+@dataclass(slots=True)
+class Model:
+    """Weights on `backend`'s device; `output` is `token_embd` itself where the file ties the two."""
+
+    config: ModelConfig
+    backend: Backend
+    token_embd: Weight
+    blk: list[Block]
+    output_norm: Array
+    output: Weight
+    rope_freqs: np.ndarray | None = None
+
+    @classmethod
+    def read(cls, source: WeightSource, config: ModelConfig, blk: list[Block]) -> Model:
+        """Take the tensors outside the blocks; `output.weight` falls back to `token_embd.weight`, stored once."""
+        vocab, hidden = config.vocab_size, config.hidden_size
+        token_embd = source.matrix("token_embd.weight", vocab, hidden)
+        has_output = source.has("output.weight")
+        factors = config.rope.n_rot // 2
+        return cls(
+            config=config,
+            backend=source.backend,
+            token_embd=token_embd,
+            blk=blk,
+            output_norm=source.vector("output_norm.weight", hidden),
+            output=source.matrix("output.weight", vocab, hidden) if has_output else token_embd,
+            rope_freqs=source.host_vector("rope_freqs.weight", factors) if source.has("rope_freqs.weight") else None,
+        )
+
+    @property
+    def routers(self) -> list[RouterWeights | None]:
+        """The router of each layer, None for a layer without experts."""
+        return [block.ffn.router if isinstance(block.ffn, MoE) else None for block in self.blk]
+
+    def new_cache(self, capacity: int, k_dtype: str = "f16", v_dtype: str = "f16") -> KVCache:
+        """An empty cache for `capacity` positions. Raises UsageError for a type or pair of types that cannot be
+        stored.
+        """
+        return KVCache(self.config, self.backend, capacity, k_dtype, v_dtype, self.rope_freqs)
+
+    def forward(
+        self, token_ids: np.ndarray, cache: KVCache, provider: ExpertProvider, phase: str, logits: str = "last"
+    ) -> np.ndarray | None:
+        """Append token_ids int64 [T] at position `cache.length`; advances `cache.length` by T only on success.
+
+        `phase` is "prefill" or "decode", handed to the provider. Returns float32 host logits: [V] of the last token for
+        logits="last", [T, V] for "all", None for "none". Raises ValueError for no token, or more than the cache has
+        room for.
+        """
+        n_tokens, start = token_ids.shape[0], cache.length
+        if n_tokens == 0:
+            raise ValueError("forward needs at least one token")
+        if start + n_tokens > cache.capacity:
+            raise ValueError(f"{start} + {n_tokens} tokens in a KV cache of {cache.capacity}")
+        provider.begin(token_ids, start, phase)
+        try:
+            x = self.backend.embed(self.token_embd, token_ids)
+            for block, kv in zip(self.blk, cache.layers, strict=True):
+                x = block(self.backend, x, kv, cache.rope, start, provider)
+            result = self._logits(x, logits)
+        finally:
+            provider.end()
+        cache.length = start + n_tokens
+        return result
+
+    def _logits(self, x: Array, which: str) -> np.ndarray | None:
+        if which == "none":
+            return None
+        if which not in ("last", "all"):
+            raise ValueError(f"logits {which!r}; there are last, all, none")
+        rows = x[-1:] if which == "last" else x
+        a = self.backend.norm(rows, self.output_norm, self.config.rms_norm_eps, readers=(self.output,))
+        out = self.backend.to_host(self.backend.linear(a, self.output))
+        return out[0] if which == "last" else out

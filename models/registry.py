@@ -1,0 +1,25 @@
+"""Which file builds which `general.architecture`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from models import llama, olmoe, qwen3moe
+from models.config import ModelConfig
+from models.errors import UnsupportedArchitecture
+from models.model import Model
+from models.weights import WeightSource
+
+ARCHITECTURES: dict[str, Callable[[WeightSource, ModelConfig], Model]] = {
+    "llama": llama.build,
+    "olmoe": olmoe.build,
+    "qwen3moe": qwen3moe.build,
+}
+
+
+def build_model(source: WeightSource, config: ModelConfig) -> Model:
+    """The model of `config.architecture` with its tensors from `source`. Raises UnsupportedArchitecture, GGUFError."""
+    build = ARCHITECTURES.get(config.architecture)
+    if build is None:
+        raise UnsupportedArchitecture(config.architecture, ARCHITECTURES, source.where)
+    return build(source, config)

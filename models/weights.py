@@ -1,0 +1,94 @@
+"""`WeightSource` hands the non-expert tensors of a file to the architecture that asks for them, each exactly once.
+
+Module attributes carry the tensors' own names, so no name table stands between a file and a model. What nobody asked
+for is an error at the end, as is a tensor that is missing or has another shape. Expert tensors stay in the file:
+they belong to `models.expert_store`.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from kernels.backend import Array, Backend, Weight
+from models.errors import GGUFError
+from models.gguf import GGUFModel, TensorInfo
+
+ALIGNMENT = 64  # bytes: a cache line, and one vector register
+
+_EXPERT_TENSOR = re.compile(r"blk\.\d+\.ffn_(gate|up|down|gate_up)(_exps|\.\d+)\.weight")
+
+
+def is_expert_tensor(name: str) -> bool:
+    """Whether `name` is a matrix of routed experts, stacked or of one expert."""
+    return _EXPERT_TENSOR.fullmatch(name) is not None
+
+
+def aligned(n_bytes: int) -> int:
+    """`n_bytes` rounded up to `ALIGNMENT`."""
+    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def allocate(backend: Backend, n_bytes: int) -> np.ndarray:
+    """uint8 [n_bytes] beginning on an `ALIGNMENT` border, from the backend's own allocator where it has one."""
+    own = getattr(backend, "allocate", None)
+    if own is not None:
+        return np.asarray(own(n_bytes))
+    raw = np.empty(n_bytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + n_bytes]
+
+
+class WeightSource:
+    """Reads tensors of `gguf` for `backend`; all matrices lie in one arena that is allocated here."""
+
+    def __init__(self, gguf: GGUFModel, backend: Backend) -> None:
+        self.gguf = gguf
+        self.backend = backend
+        self.where = gguf.paths[0].name
+        self._unused = {name: info for name, info in gguf.tensors.items() if not is_expert_tensor(name)}
+        self._arena = allocate(backend, sum(aligned(info.n_bytes) for info in self._unused.values()))
+        self._arena_used_bytes = 0
+
+    def has(self, name: str) -> bool:
+        """Whether the file holds the tensor `name`."""
+        return name in self.gguf.tensors
+
+    def matrix(self, name: str, n_rows: int, n_cols: int) -> Weight:
+        """The tensor `name` as it is stored. Raises GGUFError if it is missing, taken already or not [n_rows,
+        n_cols].
+        """
+        info = self._take(name, (n_cols, n_rows))
+        start = self._arena_used_bytes
+        data = self._arena[start : start + info.n_bytes]
+        self._arena_used_bytes += aligned(info.n_bytes)
+        self.gguf.read_into(info, data)
+        return self.backend.weight(data, info.quant_type, n_rows, n_cols)
+
+    def vector(self, name: str, size: int) -> Array:
+        """The tensor `name` as float32 [size] on the backend's device. Raises GGUFError as `matrix` does."""
+        return self.backend.from_host(self.host_vector(name, size))
+
+    def host_vector(self, name: str, size: int) -> np.ndarray:
+        """The tensor `name` as float32 [size] in host memory. Raises GGUFError as `matrix` does."""
+        self._take(name, (size,))
+        return np.ascontiguousarray(self.gguf.array(name), np.float32).reshape(size)
+
+    def finish(self) -> None:
+        """Raises GGUFError naming the tensors that no part of the model asked for."""
+        if self._unused:
+            names = sorted(self._unused)
+            shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            raise GGUFError(f"{self.where}: the architecture has no use for {shown}: the file is of another kind")
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        info = self._unused.pop(name, None)
+        if info is None:
+            fault = "is used twice" if self.has(name) else "is missing"
+            raise GGUFError(f"{self.where}: tensor '{name}' {fault}")
+        if tuple(size for size in info.shape if size != 1) != tuple(size for size in shape if size != 1):
+            raise GGUFError(
+                f"{self.where}: tensor '{name}' has shape {list(info.shape)}, the metadata says {list(shape)}"
+            )
+        return info

@@ -47,9 +47,10 @@ class UnsupportedError(PearlError):
 
 
 class UnsupportedArchitecture(UnsupportedError):
-    def __init__(self, name: str, supported: Iterable[str], where: str = "") -> None:
-        place = f"{where}: " if where else ""
-        super().__init__(f"{place}architecture '{name}' is not supported; supported: {', '.join(sorted(supported))}")
+    def __init__(self, name: str, supported: Iterable[str], where: str = "", hint: str = "") -> None:
+        place, more = f"{where}: " if where else "", f"; {hint}" if hint else ""
+        names = ", ".join(sorted(supported))
+        super().__init__(f"{place}architecture '{name}' is not supported; supported: {names}{more}")
 
 
 class UnsupportedQuantType(UnsupportedError):

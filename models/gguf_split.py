@@ -83,7 +83,7 @@ def check_unique(paths: list[Path], headers: Iterable[Header]) -> None:
             other = home.setdefault(tensor.name, index)
             if other != index:
                 raise GGUFError(
-                    f"{paths[index]}: tensor {show(tensor.name)} is also in {paths[other].name}; a part of another model?"
+                    f"{paths[index]}: tensor {show(tensor.name)} is also in {paths[other].name}: part of another model?"
                 )
 
 
@@ -108,7 +108,7 @@ def refuse_concatenation(path: Path, header: Header) -> None:
         os.close(fd)
     if b"GGUF" in rest:
         raise GGUFError(
-            f"{path}: a concatenated split: another GGUF starts after the first one's data; use the parts as they were, "
+            f"{path}: a concatenated split: another GGUF starts after the first one's data; use the parts as before, "
             "or join them with llama-gguf-split --merge"
         )
 

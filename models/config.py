@@ -1,0 +1,247 @@
+"""`ModelConfig`: the shape and the rules of a model, read once and strictly from its metadata. It reads no weights."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+from kernels.backend import RouterSpec
+from models.config_reader import ConfigReader
+from models.config_table import ARCHITECTURES, GATINGS, ROPE_SCALINGS
+from models.errors import GGUFError, UnsupportedArchitecture, UnsupportedError
+from models.gguf import GGUFModel
+from models.gguf_cursor import show
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding of the first `n_rot` components of each head.
+
+    interleaved: pairs (0, 1), (2, 3).. else (i, i + n_rot / 2). scaling: "none"; "linear" (positions / factor); "yarn"
+    (original_context, beta_fast and beta_slow place the ramp; cos and sin are multiplied by (0.1 ln factor + 1) *
+    attention_factor).
+    """
+
+    theta: float
+    n_rot: int
+    interleaved: bool
+    scaling: str = "none"
+    factor: float = 1.0
+    original_context: int = 0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Sizes are counts of elements. `intermediate_size` is the dense feed-forward's width, 0 where every layer has
+    experts.
+
+    defaults_used: "key = value (why)" for each key that the file leaves out; unread_keys: keys of the architecture
+    that mean nothing here.
+    """
+
+    architecture: str
+    name: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    intermediate_size: int
+    moe_intermediate_size: int
+    vocab_size: int
+    context_length: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    router: RouterSpec
+    tied_embeddings: bool
+    sliding_window: int = 0  # positions that attention sees, 0: all
+    defaults_used: tuple[str, ...] = ()
+    unread_keys: tuple[str, ...] = ()
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """The layers that have experts."""
+        return tuple(range(self.num_layers))
+
+    @classmethod
+    def from_gguf(cls, model: GGUFModel) -> ModelConfig:
+        """Read the config of an open model.
+
+        Raises UnsupportedArchitecture or UnsupportedError for what pearl does not compute, GGUFError for metadata that
+        is missing, of the wrong type or contradicts itself or the embedding's shape.
+        """
+        where = str(model.paths[0])
+        architecture = architecture_of(model)
+        table = ARCHITECTURES[architecture]
+        _refuse_dense(model, architecture, where)
+        reader = ConfigReader(model.metadata, architecture, where)
+        values = reader.read_fields(table)
+        unread = reader.refuse_maths(table)
+        _check_sizes(values, where, len(model.tensors))
+        name = model.metadata.get("general.name")
+        return cls(
+            architecture=architecture,
+            name=name if isinstance(name, str) else model.paths[0].stem,
+            intermediate_size=0,
+            vocab_size=_vocab_size(model, reader, values["hidden_size"]),
+            rope=_rope(values, table.rope_interleaved, where),
+            router=_router(values, where),
+            tied_embeddings="output.weight" not in model.tensors,
+            defaults_used=tuple(reader.defaults_used),
+            unread_keys=unread,
+            **{field: values[field] for field in _PLAIN_FIELDS},
+        )
+
+
+_PLAIN_FIELDS = (
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "value_dim",
+    "moe_intermediate_size",
+    "context_length",
+    "rms_norm_eps",
+    "sliding_window",
+)
+_POSITIVE = (
+    "num_layers",
+    "context_length",
+    "hidden_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "value_dim",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "n_rot",
+    "rms_norm_eps",
+    "rope_theta",
+)
+
+
+def architecture_of(model: GGUFModel) -> str:
+    """`general.architecture`, checked to be one that pearl runs. Raises UnsupportedArchitecture with the nearest
+    relative, GGUFError.
+    """
+    where = str(model.paths[0])
+    kind = model.metadata.get("general.type", "model")
+    if kind != "model":
+        raise UnsupportedError(f"{where}: general.type is {show(str(kind))}; pearl runs whole models (type 'model')")
+    name = model.metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise GGUFError(f"{where}: metadata 'general.architecture' is missing or no string; is this a model?")
+    if name not in ARCHITECTURES:
+        near = difflib.get_close_matches(name, ARCHITECTURES, 1, 0.5)
+        raise UnsupportedArchitecture(
+            show(name)[1:-1], ARCHITECTURES, where, f"nearest relative: {near[0]}" if near else ""
+        )
+    return name
+
+
+def _refuse_dense(model: GGUFModel, architecture: str, where: str) -> None:
+    if model.metadata.get(f"{architecture}.expert_count", 0) == 0:
+        raise UnsupportedError(
+            f"{where}: a dense '{architecture}' model without experts ({architecture}.expert_count is absent or 0); "
+            "pearl runs Mixture-of-Experts models"
+        )
+
+
+def _check_sizes(v: dict[str, Any], where: str, n_tensors: int) -> None:
+    """Refuse sizes that cannot be: the rest of pearl may divide and allocate by them."""
+    if n_tensors == 0:
+        raise GGUFError(
+            f"{where}: holds metadata and no tensors (a vocabulary file?); a model to run needs its weights"
+        )
+    for field in _POSITIVE:
+        if v[field] <= 0:
+            raise GGUFError(f"{where}: {field} is {v[field]}; it must be above 0")
+    rules = {
+        f"{v['num_layers']} layers in a file of {n_tensors} tensors": v["num_layers"] <= n_tensors,
+        f"{v['num_heads']} heads do not divide by {v['num_kv_heads']} key/value heads": (
+            v["num_heads"] % v["num_kv_heads"] == 0
+        ),
+        f"{v['num_experts_per_tok']} of {v['num_experts']} experts per token": v["num_experts_per_tok"]
+        <= v["num_experts"],
+        f"{v['n_rot']} rotated components in heads of {v['head_dim']}": v["n_rot"] <= v["head_dim"]
+        and v["n_rot"] % 2 == 0,
+        f"a sliding window of {v['sliding_window']}": v["sliding_window"] >= 0,
+    }
+    for rule, holds in rules.items():
+        if not holds:
+            raise GGUFError(f"{where}: the metadata contradicts itself: {rule}")
+    if v["head_dim"] != v["value_dim"]:
+        raise UnsupportedError(
+            f"{where}: attention.key_length {v['head_dim']} and attention.value_length {v['value_dim']} differ, "
+            "which is not implemented"
+        )
+
+
+def _vocab_size(model: GGUFModel, reader: ConfigReader, hidden_size: int) -> int:
+    """Rows of the embedding, which the metadata must agree with."""
+    embedding = model.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise GGUFError(f"{reader.where}: tensor 'token_embd.weight' is missing; is this a whole model?")
+    declared = reader.read_optional("vocab_size", int)
+    if declared is None:
+        declared = len(model.metadata.get("tokenizer.ggml.tokens", ())) or embedding.n_rows
+        reader.defaults_used.append(f"{reader.prefix}.vocab_size = {declared} (length of the vocabulary)")
+    if embedding.shape != (hidden_size, declared):
+        raise GGUFError(
+            f"{reader.where}: 'token_embd.weight' has shape {list(embedding.shape)}, "
+            f"the metadata says [{hidden_size}, {declared}]"
+        )
+    return int(declared)
+
+
+def _rope(v: dict[str, Any], interleaved: bool, where: str) -> RopeConfig:
+    scaling, factor = v["rope_scaling"], v["rope_factor"] or 1.0
+    if scaling not in ROPE_SCALINGS:
+        raise UnsupportedError(
+            f"{where}: rope.scaling.type {show(scaling)} is not implemented; supported: {', '.join(ROPE_SCALINGS)}"
+        )
+    if factor < 1.0:
+        raise GGUFError(f"{where}: rope.scaling.factor is {factor}; it must be 1 or above")
+    if scaling == "linear" and factor == 1.0:
+        scaling = "none"
+    if scaling == "yarn" and min(v["rope_original_context"], v["rope_beta_fast"], v["rope_beta_slow"]) <= 0:
+        raise GGUFError(f"{where}: YaRN needs a rope.scaling.original_context_length and betas above 0")
+    return RopeConfig(
+        theta=v["rope_theta"],
+        n_rot=v["n_rot"],
+        interleaved=interleaved,
+        scaling=scaling,
+        factor=factor,
+        original_context=v["rope_original_context"],
+        attention_factor=v["rope_attention_factor"],
+        beta_fast=v["rope_beta_fast"],
+        beta_slow=v["rope_beta_slow"],
+    )
+
+
+def _router(v: dict[str, Any], where: str) -> RouterSpec:
+    if v["gating"] not in GATINGS:
+        names = ", ".join(f"{number} ({name})" for number, name in GATINGS.items())
+        raise UnsupportedError(f"{where}: expert_gating_func {v['gating']} is not implemented; supported: {names}")
+    num_groups = max(v["num_groups"], 1)
+    num_groups_used = v["num_groups_used"] or num_groups
+    if v["num_experts"] % num_groups or not 0 < num_groups_used <= num_groups:
+        raise GGUFError(
+            f"{where}: {num_groups_used} of {num_groups} groups of {v['num_experts']} experts is no possible grouping"
+        )
+    return RouterSpec(
+        num_experts=v["num_experts"],
+        num_experts_per_tok=v["num_experts_per_tok"],
+        gating=GATINGS[v["gating"]],
+        norm_topk_prob=v["norm_topk_prob"],
+        scale=v["router_scale"] or 1.0,  # 0 means "not set" in files, never "no output"
+        num_groups=num_groups,
+        num_groups_used=num_groups_used,
+    )

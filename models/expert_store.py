@@ -68,10 +68,9 @@ class ExpertStore:
                 self._place(layer, linear)
         self._refuse_leftovers()
 
-    @property
     def moe_layers(self) -> list[int]:
         """The layers that have experts, ascending."""
-        return self._moe_layers
+        return list(self._moe_layers)
 
     @property
     def total_bytes(self) -> int:

@@ -1,0 +1,208 @@
+"""Causal attention over the cache: flash-style blocks with an online softmax, for one token and for many.
+
+Work is cut into items that do not depend on the number of threads. One token: an item is one key/value head and CHUNK
+positions, so that a long cache is read once by all threads; partial results are merged in position order. Many tokens: an
+item is one key/value head and ITEM_ROWS query rows over all positions. All query heads of a group go through a block
+together, so each key and value is read from memory once. The inner loops are in attention_rows.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache, lru_cache
+
+import numpy as np
+from numba import njit, prange
+
+from kernels.backend import KVLayer
+from kernels.cpu.attention_rows import BLOCK, QUERIES, scores_address, softmax_address, values_address
+from kernels.cpu.kv_quant import unit_of
+from kernels.cpu.native_call import call_native
+
+CHUNK = 4 * BLOCK
+ITEM_ROWS = 32
+_NO_SINKS = np.zeros(0, np.float32)
+
+# One call's numbers: inner loops (addresses), units of a key and a value row, the shape, and where the queries lie.
+_CALL = np.dtype(
+    [
+        *((name, np.int64) for name in ("scores_1", "scores_n", "softmax", "values_1", "values_n", "k_units", "v_units")),
+        *((name, np.int64) for name in ("num_heads", "ratio", "head_dim", "value_dim", "start", "window")),
+        *((name, np.int64) for name in ("q", "q_stride")),
+    ]
+)
+
+
+@cache
+def _functions(head_dim: int, value_dim: int, dtype: str) -> tuple[int, ...]:
+    """The first seven fields of _CALL."""
+    k_unit, v_unit = unit_of(head_dim, dtype), unit_of(value_dim, dtype)
+    return (
+        *(scores_address(n, k_unit, dtype) for n in (1, QUERIES)),
+        softmax_address(),
+        *(values_address(n, v_unit, dtype) for n in (1, QUERIES)),
+        head_dim // k_unit,
+        value_dim // v_unit,
+    )
+
+
+@lru_cache(maxsize=16)
+def _scale_cell(scale: float) -> np.ndarray:
+    return np.full(1, scale, np.float32)
+
+
+@njit(nogil=True, cache=True)
+def _earliest(position, window):
+    """First cache position that the query at `position` sees."""
+    return max(0, position - window + 1) if window > 0 else 0
+
+
+@njit(nogil=True, cache=True)
+def _block(call, scale, keys, values, n_positions, weights, q, out, states, visible):
+    """Add one block to the running result of len(q) <= QUERIES query rows.
+
+    keys, values: (address, row bytes) of the block's first position; visible int64 [n, 2]: first and stop position of each
+    row, counted from there; q, out, states: addresses of each row.
+    """
+    n, w, row_bytes, at = q.shape[0], weights.ctypes.data, 4 * BLOCK, scale.ctypes.data
+    if n == QUERIES:
+        call_native(call.scores_n, keys[0], keys[1], n_positions, call.k_units, at, w, q[0], q[1], q[2], q[3])
+    else:
+        for i in range(n):
+            call_native(call.scores_1, keys[0], keys[1], n_positions, call.k_units, at, w + i * row_bytes, q[i])
+    for i in range(n):
+        call_native(call.softmax, w + i * row_bytes, visible[i, 0], visible[i, 1], states[i])
+    if n == QUERIES:
+        call_native(
+            call.values_n, w, values[0], values[1], n_positions, call.v_units,
+            states[0] + 8, states[1] + 8, states[2] + 8, states[3] + 8, out[0], out[1], out[2], out[3],
+        )  # fmt: skip
+    else:
+        for i in range(n):
+            call_native(
+                call.values_1, w + i * row_bytes, values[0], values[1], n_positions, call.v_units, states[i] + 8, out[i]
+            )
+
+
+@njit(nogil=True, cache=True)
+def _start_rows(call, g, rows, sinks, out, states):
+    """Empty running results; a sink is a weight of e^sink that has no value."""
+    for m in range(rows[0], rows[1]):
+        t, h = m // call.ratio, g * call.ratio + m % call.ratio
+        out[t, h * call.value_dim : (h + 1) * call.value_dim] = 0.0
+        states[t, h, 0] = sinks[h] if sinks.shape[0] else -np.inf
+        states[t, h, 1] = 1.0 if sinks.shape[0] else 0.0
+
+
+@njit(nogil=True, cache=True)
+def _attend_rows(call, scale, cache_k, cache_v, g, rows, positions, out, states):
+    """Query rows rows[0]..rows[1]-1 of key head g (row m = token m // ratio, head m % ratio of the group) over `positions`."""
+    capacity, k_bytes, v_bytes = cache_k.shape[1], cache_k.shape[2], cache_v.shape[2]
+    k_base = cache_k.ctypes.data + g * capacity * k_bytes
+    v_base = cache_v.ctypes.data + g * capacity * v_bytes
+    weights = np.empty((QUERIES, BLOCK), np.float32)
+    places = np.empty((3, QUERIES), np.int64)
+    visible = np.empty((QUERIES, 2), np.int64)
+    for first in range(positions[0], positions[1], BLOCK):
+        for m in range(rows[0], rows[1], QUERIES):
+            n = min(QUERIES, rows[1] - m)
+            n_positions = min(BLOCK, call.start + (m + n - 1) // call.ratio + 1 - first)
+            if n_positions <= 0 or first + BLOCK <= _earliest(call.start + m // call.ratio, call.window):
+                continue
+            for i in range(n):
+                t, h = (m + i) // call.ratio, g * call.ratio + (m + i) % call.ratio
+                visible[i, 0] = _earliest(call.start + t, call.window) - first
+                visible[i, 1] = call.start + t + 1 - first
+                places[0, i] = call.q + t * call.q_stride + 4 * h * call.head_dim
+                places[1, i] = out.ctypes.data + 4 * (t * call.num_heads + h) * call.value_dim
+                places[2, i] = states.ctypes.data + 12 * (t * call.num_heads + h)
+            keys, values = (k_base + first * k_bytes, k_bytes), (v_base + first * v_bytes, v_bytes)
+            _block(
+                call, scale, keys, values, n_positions, weights, places[0, :n], places[1, :n], places[2, :n], visible
+            )
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _divide(call, g, rows, out, states):
+    for m in range(rows[0], rows[1]):
+        t, h = m // call.ratio, g * call.ratio + m % call.ratio
+        out[t, h * call.value_dim : (h + 1) * call.value_dim] /= states[t, h, 1]
+
+
+@njit(nogil=True, cache=True)
+def _attend_item(call, scale, cache_k, cache_v, sinks, g, tile, n_tiles, c, first, n_chunks, out, states):
+    """Tile `tile` of the query rows of key head g over chunk c, which starts at position `first`."""
+    n_rows, stop = out.shape[0] * call.ratio, call.start + out.shape[0]
+    rows = (tile * ITEM_ROWS, min(n_rows, (tile + 1) * ITEM_ROWS)) if n_tiles > 1 else (0, n_rows)
+    _start_rows(call, g, rows, sinks if c == 0 else sinks[:0], out, states)
+    if n_chunks > 1:
+        stop = min(stop, first + CHUNK)
+    _attend_rows(call, scale, cache_k, cache_v, g, rows, (first, stop), out, states)
+    if n_chunks == 1:
+        _divide(call, g, rows, out, states)
+
+
+@njit(nogil=True, cache=True, parallel=True)
+def _attend(calls, scale, cache_k, cache_v, sinks, n_tiles, first_position, out, states):
+    """out float32 [n_chunks, T, H * dv], states float32 [n_chunks, T, H, 3]; with one chunk `out` is final."""
+    n_chunks = out.shape[0]
+    per_head = n_tiles * n_chunks
+    for item in prange(cache_k.shape[0] * per_head):
+        g, rest = item // per_head, item % per_head
+        c = rest // n_tiles
+        first = first_position + c * CHUNK
+        _attend_item(
+            calls[0], scale, cache_k, cache_v, sinks, g, rest % n_tiles, n_tiles, c, first, n_chunks, out[c], states[c]
+        )
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _merge(parts, states, out):
+    """The chunks' results [n_chunks, H, dv] of one token, rescaled to the largest score and added in position order."""
+    n_chunks, num_heads, _ = parts.shape
+    for h in range(num_heads):
+        largest, total = -np.inf, 0.0
+        for c in range(n_chunks):
+            largest = max(largest, np.float64(states[c, h, 0]))
+        out[h] = 0.0
+        for c in range(n_chunks):
+            factor = math.exp(states[c, h, 0] - largest)
+            total += factor * states[c, h, 1]
+            out[h] += np.float32(factor) * parts[c, h]
+        out[h] /= np.float32(total)
+
+
+def attention(
+    q: np.ndarray,
+    cache: KVLayer,
+    start: int,
+    num_heads: int,
+    scale: float,
+    window: int = 0,
+    sinks: np.ndarray | None = None,
+) -> np.ndarray:
+    """softmax(scale * q k^T) v of rotated float32 q [T, H * d] at positions start..: fresh float32 [T, H * dv].
+
+    Position p sees cache positions max(0, p - window + 1)..p, or 0..p where window is 0. `sinks` float32 [H] adds
+    e^sink to each head's sum of weights. Query rows may lie apart. Raises ValueError where the shapes do not fit.
+    """
+    n_tokens, num_kv_heads = q.shape[0], cache.k.shape[0]
+    if num_heads % num_kv_heads or q.shape[1] % num_heads or start + n_tokens > cache.k.shape[1]:
+        raise ValueError(f"attention of q {q.shape}, {num_heads} heads at {start}, over a cache {cache.k.shape}")
+    head_dim, k, v = q.shape[1] // num_heads, cache.k.view(np.uint8), cache.v.view(np.uint8)
+    value_dim = cache.v.shape[2] // 34 * 32 if cache.dtype == "q8_0" else cache.v.shape[2]
+    first_position = max(0, start - window + 1) // CHUNK * CHUNK if window > 0 else 0
+    n_chunks = -(-(start + 1 - first_position) // CHUNK) if n_tokens == 1 else 1
+    n_tiles = 1 if n_tokens == 1 else -(-n_tokens * (num_heads // num_kv_heads) // ITEM_ROWS)
+    parts = np.empty((n_chunks, n_tokens, num_heads * value_dim), np.float32)
+    states = np.empty((n_chunks, n_tokens, num_heads, 3), np.float32)
+    shape = (num_heads, num_heads // num_kv_heads, head_dim, value_dim, start, window)
+    functions = _functions(head_dim, value_dim, cache.dtype)
+    calls = np.array([(*functions, *shape, q.ctypes.data, q.strides[0])], _CALL)
+    sinks = _NO_SINKS if sinks is None else sinks
+    _attend(calls, _scale_cell(scale), k, v, sinks, n_tiles, first_position, parts, states)
+    if n_chunks == 1:
+        return parts[0]
+    out = np.empty((1, num_heads * value_dim), np.float32)
+    _merge(parts.reshape(n_chunks, num_heads, value_dim), states[:, 0], out.reshape(num_heads, value_dim))
+    return out

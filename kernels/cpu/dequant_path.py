@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 from numba import njit, prange
 
-from kernels.cpu.native import call6
+from kernels.cpu.native_call import call_native
 from kernels.cpu.parallel import num_threads
 from kernels.cpu.type_table import TypeTable
 from kernels.quant_types import QuantType, row_bytes
@@ -24,7 +24,7 @@ def _float_rows(rows, w, n_rows, n_cols, n_tokens, x, x_stride, out, out_stride,
         if low < high:
             for t in range(n_tokens):
                 out_row = out + t * out_stride + 4 * low
-                call6(rows, w + 4 * n_cols * low, 4 * n_cols, high - low, n_cols, x + t * x_stride, out_row)
+                call_native(rows, w + 4 * n_cols * low, 4 * n_cols, high - low, n_cols, x + t * x_stride, out_row)
 
 
 def dots_dequantized(address: int, quant_type: QuantType, n_rows: int, x: np.ndarray, out: np.ndarray, types: TypeTable) -> None:

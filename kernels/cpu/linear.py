@@ -12,7 +12,7 @@ from numba import njit, prange
 
 from kernels.backend import Activations, Weight
 from kernels.cpu.dequant_path import dots_dequantized
-from kernels.cpu.native import call3, call6
+from kernels.cpu.native_call import call_native
 from kernels.cpu.parallel import num_threads
 from kernels.cpu.quantize_activations import FORM_F32, FORM_KEYS, Form, new_form
 from kernels.cpu.type_table import TypeTable
@@ -32,14 +32,16 @@ def _linear_part(plan, low, high, n_cols, n_tokens, x, x_stride, out, out_stride
         rows, address, n_bytes, first_column, n_rows, form = plan[w]
         first = max(low - first_column, 0)
         last = min(high - first_column, n_rows)
+        if rows == 0:  # no direct kernel: dequant_path fills these columns
+            continue
         if n_tokens == 1 and first < last:
-            call6(rows, address + first * n_bytes, n_bytes, last - first, n_cols, x[form], out + 4 * (first_column + first))
+            call_native(rows, address + first * n_bytes, n_bytes, last - first, n_cols, x[form], out + 4 * (first_column + first))
             continue
         for r in range(first, last, CHUNK_ROWS):
             n = min(CHUNK_ROWS, last - r)
             for t in range(n_tokens):
                 out_row = out + t * out_stride + 4 * (first_column + r)
-                call6(rows, address + r * n_bytes, n_bytes, n, n_cols, x[form] + t * x_stride[form], out_row)
+                call_native(rows, address + r * n_bytes, n_bytes, n, n_cols, x[form] + t * x_stride[form], out_row)
 
 
 @njit(nogil=True, cache=True, parallel=True)
@@ -53,14 +55,14 @@ def _linear(plan, n_columns, n_cols, n_tokens, f32, f32_stride, q32, q32_stride,
 @njit(nogil=True, cache=True)
 def _quantize_serial(function, x, x_stride, record, record_stride, n_rows, n_cols):
     for i in range(n_rows):
-        call3(function, x + i * x_stride, record + i * record_stride, n_cols)
+        call_native(function, x + i * x_stride, record + i * record_stride, n_cols)
 
 
 @njit(nogil=True, cache=True, parallel=True)
 def _quantize_parallel(function, x, x_stride, record, record_stride, n_rows, n_cols, n_parts):
     for part in prange(n_parts):
         for i in range(part * n_rows // n_parts, (part + 1) * n_rows // n_parts):
-            call3(function, x + i * x_stride, record + i * record_stride, n_cols)
+            call_native(function, x + i * x_stride, record + i * record_stride, n_cols)
 
 
 def data_address(array: np.ndarray) -> int:
@@ -135,9 +137,9 @@ def linear(a: Activations, weights: Sequence[Weight], plans: LinearPlans) -> np.
         raise ValueError(f"activations of width {n_cols} for weights of width {weights[0].n_cols}")
     out = np.empty((n_tokens, n_columns), np.float32)
     if not direct:
-        for (_, address, _, first, n_rows, _), w in zip(plan.tolist(), weights, strict=True):
-            dots_dequantized(address, w.quant_type, n_rows, a.x, out[:, first : first + n_rows], plans.types)
-        return out
+        for (rows, address, _, first, n_rows, _), w in zip(plan.tolist(), weights, strict=True):
+            if not rows:
+                dots_dequantized(address, w.quant_type, n_rows, a.x, out[:, first : first + n_rows], plans.types)
     records = [0] * 6
     for form in forms:
         record = record_of(a, form, plans.types)

@@ -1,4 +1,4 @@
-"""Machine code for the vector-IR functions, and the call through an address that numba code uses to reach them.
+"""Machine code for the vector-IR functions; numba code reaches it through an address (native_call.py).
 
 Every such function takes int64 arguments only (addresses and counts) and returns nothing, so one numba kernel serves every quant type and
 instruction set: the type's function is an argument. LLVM compiles one function in some ten milliseconds, so they are compiled when a model
@@ -13,8 +13,6 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from kernels.cpu.features import TARGET, Target
 from kernels.cpu.vector_ir import I64, Emitter
@@ -67,22 +65,3 @@ def assembly(name: str, n_arguments: int, emit: Emit, target: Target = TARGET) -
     """The machine code of a function as text, to read while tuning."""
     parsed, machine = optimised(build_module(name, n_arguments, emit, target.isa), target)
     return str(machine.emit_assembly(parsed))
-
-
-def _indirect_call(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    function, *rest = arguments
-    kind = ir.FunctionType(ir.VoidType(), [I64] * len(rest))
-    builder.call(builder.inttoptr(function, kind.as_pointer()), rest)
-    return context.get_dummy_value()
-
-
-@intrinsic
-def call3(typing_context: Any, function: Any, a: Any, b: Any, c: Any) -> Any:
-    """Call the function at address `function` with three int64 arguments."""
-    return types.void(types.int64, types.int64, types.int64, types.int64), _indirect_call
-
-
-@intrinsic
-def call6(typing_context: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
-    """Call the function at address `function` with six int64 arguments."""
-    return types.void(*[types.int64] * 7), _indirect_call

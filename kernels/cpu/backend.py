@@ -1,0 +1,114 @@
+"""`CpuBackend`: the op set on numpy arrays, by compiled kernels that read GGUF blocks in place.
+
+Ops return fresh arrays; only `pair_buffers` hands out workspace. One backend serves one thread of kernel calls at a time; other threads run
+meanwhile, since no kernel holds the interpreter lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kernels.backend import Activations, Array, ExpertGroups, ExpertTable, KVLayer, RopeTable, RouterSpec, Weight
+from kernels.cpu import attention as attention_ops
+from kernels.cpu import embed as embed_ops
+from kernels.cpu import experts as expert_ops
+from kernels.cpu import kv_quant, norm, parallel, router
+from kernels.cpu import rope as rope_ops
+from kernels.cpu import linear as linear_ops
+from kernels.cpu.features import target
+from kernels.cpu.linear import LinearPlans, record_of
+from kernels.cpu.type_table import TypeTable
+from kernels.quant_types import QuantType, row_bytes
+
+
+class CpuBackend:
+    """`kernels.backend.Backend` for the CPU. `isa` overrides the instruction set (features.ISAS) for this backend's dot kernels.
+
+    Raises ValueError for an instruction set that this machine cannot run, and for a thread count outside 1..cores.
+    """
+
+    name = "cpu"
+
+    def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
+        if threads is not None:
+            parallel.set_threads(threads)
+        self.types = TypeTable(target(isa))
+        self._plans = LinearPlans(self.types)
+        self._experts = expert_ops.Experts(self.types)
+        self._pairs: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+
+    def from_host(self, array: np.ndarray) -> Array:
+        return array
+
+    def to_host(self, array: Array) -> np.ndarray:
+        return np.asarray(array)
+
+    def weight(self, data: np.ndarray, quant_type: QuantType, n_rows: int, n_cols: int) -> Weight:
+        size = n_rows * row_bytes(quant_type, n_cols)
+        if data.dtype != np.uint8 or data.size != size or not data.flags.c_contiguous:
+            raise ValueError(
+                f"{quant_type.name} [{n_rows}, {n_cols}] takes {size} contiguous uint8, got {data.size} {data.dtype}"
+            )
+        return Weight(data.reshape(n_rows, -1), quant_type, n_rows, n_cols)
+
+    def kv_layer(self, num_kv_heads: int, capacity: int, head_dim: int, value_dim: int, dtype: str) -> KVLayer:
+        return kv_quant.new_kv_layer(num_kv_heads, capacity, head_dim, value_dim, dtype)
+
+    def embed(self, table: Weight, token_ids: np.ndarray) -> Array:
+        return embed_ops.embed(table, token_ids)
+
+    def norm(self, x: Array, weight: Array, eps: float, readers: Sequence[Weight] = ()) -> Activations:
+        a = Activations(norm.norm(x, weight, eps))
+        for reader in readers:
+            if self.types.require([reader.quant_type]):
+                record_of(a, int(self.types.rows[reader.quant_type, 3]), self.types)
+        return a
+
+    def head_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        return norm.head_norm(x, weight, eps)
+
+    def activations(self, x: Array) -> Activations:
+        return Activations(x)
+
+    def linear(self, a: Activations, *weights: Weight, bias: Array | None = None) -> Array:
+        out = linear_ops.linear(a, weights, self._plans)
+        if bias is not None:
+            out += bias
+        return out
+
+    def gated_mlp(self, a: Activations, gate: Weight, up: Weight, down: Weight) -> Array:
+        both = linear_ops.linear(a, (gate, up), self._plans)
+        h = self._experts.silu_mul(both, gate.n_rows)
+        return linear_ops.linear(Activations(h), (down,), self._plans)
+
+    def rope_write(self, q: Array, k: Array, v: Array, rope: RopeTable, start: int, cache: KVLayer) -> None:
+        rope_ops.rope_write(q, k, v, rope, start, cache)
+
+    def attention(self, q: Array, cache: KVLayer, start: int, num_heads: int, scale: float, window: int = 0) -> Array:
+        return attention_ops.attention(q, cache, start, num_heads, scale, window)
+
+    def route(
+        self, router_logits: Array, spec: RouterSpec, selection_bias: Array | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return router.route(router_logits, spec, selection_bias)
+
+    def expert_gate_up(
+        self, a: Activations, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, h: Array
+    ) -> None:
+        self._experts.gate_up(a, table, groups, which, h)
+
+    def expert_down(self, h: Array, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, d: Array) -> None:
+        self._experts.down(h, table, groups, which, d)
+
+    def expert_combine(self, d: Array, groups: ExpertGroups, topk_weights: np.ndarray) -> Array:
+        return expert_ops.expert_combine(d, groups, topk_weights)
+
+    def pair_buffers(self, n_pairs: int, intermediate_size: int, hidden_size: int) -> tuple[Array, Array]:
+        """Workspace (h [n_pairs, F], d [n_pairs, D]) that the next call with these widths hands out again; kept at its largest size."""
+        key = (intermediate_size, hidden_size)
+        found = self._pairs.get(key)
+        if found is None or found[0].shape[0] < n_pairs:
+            found = self._pairs[key] = tuple(np.empty((n_pairs, width), np.float32) for width in key)  # type: ignore[assignment]
+        return found[0][:n_pairs], found[1][:n_pairs]

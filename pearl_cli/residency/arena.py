@@ -1,0 +1,77 @@
+"""The one region that holds every resident expert: preallocated, page-aligned, cut into slots by size class.
+
+Nothing is allocated after construction. The arena hands out slot numbers; who may overwrite a slot is the controller's
+business.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pearl_cli.residency.placement import PAGE
+
+
+def map_region(n_bytes: int) -> np.ndarray:
+    """Page-aligned zeroed memory, uint8 [n_bytes]; pages become resident when first written."""
+    region = np.frombuffer(mmap.mmap(-1, max(n_bytes, PAGE)), np.uint8)
+    return region[:n_bytes]
+
+
+class SlotArena:
+    """Slots 0..n-1; `addresses[slot]` is its first byte, `views[slot]` a writable memoryview of it, `class_of[slot]`
+    its size class.
+    """
+
+    def __init__(
+        self, classes: Sequence[tuple[int, int]], allocate: Callable[[int], np.ndarray] = map_region
+    ) -> None:
+        """classes: (slot_bytes, count) per size class; slot_bytes a multiple of PAGE. `allocate` gives uint8 memory
+        aligned to PAGE.
+        """
+        if any(slot_bytes % PAGE for slot_bytes, _ in classes):
+            raise ValueError(f"slot sizes must be multiples of {PAGE}: {[size for size, _ in classes]}")
+        self.n_bytes = sum(slot_bytes * count for slot_bytes, count in classes)
+        self._region = allocate(self.n_bytes)
+        base = self._region.ctypes.data
+        if base % PAGE:
+            raise ValueError(f"the arena must start on a page of {PAGE} bytes, got address {base:#x}")
+        self.views: list[memoryview] = []
+        self.addresses: list[int] = []
+        self.class_of: list[int] = []
+        self._free: list[list[int]] = []
+        whole = memoryview(self._region.data)
+        offset = 0
+        for index, (slot_bytes, count) in enumerate(classes):
+            first = len(self.views)
+            for _ in range(count):
+                self.views.append(whole[offset : offset + slot_bytes])
+                self.addresses.append(base + offset)
+                self.class_of.append(index)
+                offset += slot_bytes
+            self._free.append(list(range(len(self.views) - 1, first - 1, -1)))
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.views)
+
+    def num_free(self, size_class: int) -> int:
+        return len(self._free[size_class])
+
+    def take(self, size_class: int) -> int:
+        """A free slot of the class, or -1."""
+        free = self._free[size_class]
+        return free.pop() if free else -1
+
+    def release(self, slot: int) -> None:
+        self._free[self.class_of[slot]].append(slot)
+
+    def reset_free(self, used: set[int]) -> None:
+        """Rebuild the free lists after an interrupted call: every slot that is not in `used` is free."""
+        for free in self._free:
+            free.clear()
+        for slot in range(len(self.views) - 1, -1, -1):
+            if slot not in used:
+                self._free[self.class_of[slot]].append(slot)

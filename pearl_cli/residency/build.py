@@ -1,0 +1,93 @@
+"""Put a residency controller together: places from the store, slots from the plan, threads for the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from kernels.backend import Backend
+from models.expert_provider import RouterWeights
+from pearl_cli.residency.arena import SlotArena, map_region
+from pearl_cli.residency.cache_model import LayerCache
+from pearl_cli.residency.controller import ResidencyController
+from pearl_cli.residency.eviction import EvictionPolicy
+from pearl_cli.residency.layer_state import LayerState
+from pearl_cli.residency.placement import ChunkLike, Place, place_expert
+from pearl_cli.residency.slot_plan import SlotPlan
+from pearl_cli.residency.transfer import ReadFunction, TransferQueue
+from pearl_cli.routing.base import RoutingPolicy
+
+
+class StoreLike(Protocol):
+    """What is needed of `models.expert_store.ExpertStore`."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_experts(self) -> int: ...
+    def moe_layers(self) -> Sequence[int]: ...
+    def chunk(self, layer: int, expert: int, linear: int) -> ChunkLike: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPlaces:
+    """places[l][e]: gate, up, down (empty list for a layer without experts); slot_bytes[l]: the largest expert of the
+    layer, 0 for none.
+    """
+
+    places: list[list[tuple[Place, ...]]]
+    slot_bytes: list[int]
+
+    @classmethod
+    def of(cls, store: StoreLike) -> ExpertPlaces:
+        places: list[list[tuple[Place, ...]]] = [[] for _ in range(store.num_layers)]
+        slot_bytes = [0] * store.num_layers
+        for layer in store.moe_layers():
+            for expert in range(store.num_experts):
+                triple, n_bytes = place_expert([store.chunk(layer, expert, linear) for linear in range(3)])
+                places[layer].append(triple)
+                slot_bytes[layer] = max(slot_bytes[layer], n_bytes)
+        return cls(places, slot_bytes)
+
+    @property
+    def expert_bytes_total(self) -> int:
+        return sum(place.n_bytes for layer in self.places for triple in layer for place in triple)
+
+    def in_file_order(self) -> list[tuple[int, int]]:
+        """(layer, expert) pairs as they lie in the files, for sequential loading."""
+        pairs = [(layer, expert) for layer, triples in enumerate(self.places) for expert in range(len(triples))]
+        return sorted(pairs, key=self._position)
+
+    def _position(self, pair: tuple[int, int]) -> tuple[int, int]:
+        first = self.places[pair[0]][pair[1]][0]
+        return first.file_index, first.file_offset
+
+
+def build_controller(
+    places: ExpertPlaces,
+    plan: SlotPlan,
+    shape: tuple[int, int],
+    routers: Sequence[RouterWeights | None],
+    backend: Backend,
+    policy: EvictionPolicy,
+    routing: RoutingPolicy,
+    read: ReadFunction,
+    io_threads: int = 1,
+    allocate: Callable[[int], np.ndarray] = map_region,
+) -> ResidencyController:
+    """shape: (hidden_size, intermediate_size) of the experts. Allocates the arena and starts the reader threads;
+    `close` ends them.
+    """
+    arena = SlotArena(plan.classes, allocate)
+    layers: list[LayerState | None] = []
+    for layer, triples in enumerate(places.places):
+        if not triples:
+            layers.append(None)
+            continue
+        cache = LayerCache(layer, len(triples), plan.capacities[layer], policy)
+        layers.append(LayerState(layer, triples, plan.class_of_layer[layer], cache, shape))
+    queue = TransferQueue(read, io_threads)
+    return ResidencyController(layers, routers, backend, arena, queue, routing)

@@ -1,0 +1,60 @@
+"""Which experts of one layer the budget keeps, as a pure function of the routing: the rules that engine and simulator
+share.
+
+Holds no bytes and knows no slots, so the copy engine's timing can never reach it.
+Rules: a token's top-k of one layer is ONE event; members are recorded with one clock, all are admitted, then the layer
+evicts down to its capacity, old residents first, members of the event only where the event alone exceeds the capacity.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pearl_cli.residency.eviction.base import EvictionPolicy, choose_victims
+from pearl_cli.residency.history import LayerHistory
+
+
+class LayerCache:
+    """resident: bool [E], the kept experts; capacity: how many at most."""
+
+    __slots__ = ("capacity", "history", "layer", "policy", "resident")
+
+    def __init__(self, layer: int, num_experts: int, capacity: int, policy: EvictionPolicy) -> None:
+        if capacity < 0:
+            raise ValueError(f"layer {layer}: capacity {capacity} is negative")
+        self.layer = layer
+        self.capacity = min(capacity, num_experts)
+        self.policy = policy
+        self.history = LayerHistory(num_experts)
+        self.resident = np.zeros(num_experts, bool)
+
+    def event(self, expert_ids: np.ndarray, forecast: np.ndarray | None = None) -> np.ndarray:
+        """Apply one event (distinct ids, any order) and return the evicted ids. Mutates history and residents."""
+        self.history.record(expert_ids)
+        resident = self.resident
+        if resident[expert_ids].all():
+            return expert_ids[:0]
+        old = resident.copy()
+        old[expert_ids] = False
+        resident[expert_ids] = True
+        excess = int(np.count_nonzero(resident)) - self.capacity
+        if excess <= 0:
+            return expert_ids[:0]
+        keys = self.policy.keys(self.layer, self.history, forecast)
+        candidates = np.flatnonzero(old)
+        victims = choose_victims(keys, candidates, min(excess, candidates.size))
+        if victims.size < excess:
+            members = np.sort(expert_ids)
+            victims = np.concatenate([victims, choose_victims(keys, members, excess - victims.size)])
+        resident[victims] = False
+        return victims
+
+    def admit(self, expert: int) -> None:
+        """Make one expert resident without a use (warm start). Raises ValueError when the layer is full."""
+        if not self.resident[expert] and np.count_nonzero(self.resident) >= self.capacity:
+            raise ValueError(f"layer {self.layer} already holds {self.capacity} experts")
+        self.resident[expert] = True
+
+    def forget(self, expert: int) -> None:
+        """An expert whose bytes did not arrive is not resident; its history stays."""
+        self.resident[expert] = False

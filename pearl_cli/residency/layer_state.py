@@ -1,0 +1,84 @@
+"""Where the experts of one layer are right now: slots, addresses, and loads on their way.
+
+Physical state only. Which experts ought to be kept is `LayerCache`'s answer and never depends on what stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kernels.backend import ExpertTable
+from pearl_cli.residency.arena import SlotArena
+from pearl_cli.residency.cache_model import LayerCache
+from pearl_cli.residency.placement import Place
+from pearl_cli.residency.transfer import ALL_LINEARS, Load
+
+
+class LayerState:
+    """slot_of: int32 [E], the slot whose three matrices have all landed, else -1. loads: experts queued or in flight.
+    """
+
+    __slots__ = ("cache", "expert_bytes", "layer", "loads", "places", "size_class", "slot_of", "table")
+
+    def __init__(
+        self, layer: int, places: Sequence[tuple[Place, ...]], size_class: int, cache: LayerCache, shape: tuple[int,
+        int]
+    ) -> None:
+        """places: one triple per expert; shape: (hidden_size, intermediate_size)."""
+        self.layer = layer
+        self.places = places
+        self.size_class = size_class
+        self.cache = cache
+        self.expert_bytes = [sum(place.n_bytes for place in triple) for triple in places]
+        self.loads: dict[int, Load] = {}
+        n = len(places)
+        self.slot_of = np.full(n, -1, np.int32)
+        types = [np.array([int(triple[i].quant_type) for triple in places], np.uint8) for i in range(3)]
+        self.table = ExpertTable(
+            np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64), types[0], types[1], types[2], *shape
+        )
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.places)
+
+    def new_load(self, expert: int, slot: int, arena: SlotArena, demanded: bool) -> Load:
+        load = Load(self.layer, expert, slot, arena.views[slot], self.places[expert], demanded)
+        self.loads[expert] = load
+        return load
+
+    def land(self, load: Load, mask: int, arena: SlotArena) -> None:
+        """Point the table at the linears of `mask`; the whole expert is resident once all three are there."""
+        load.landed |= mask
+        base = arena.addresses[load.slot]
+        table = self.table
+        for i, addresses in enumerate((table.gate, table.up, table.down)):
+            if mask >> i & 1:
+                place = load.places[i]
+                addresses[load.expert] = base + place.slot_offset + place.lead
+        if load.landed == ALL_LINEARS:
+            self.slot_of[load.expert] = load.slot
+            self.loads.pop(load.expert, None)
+
+    def vacate(self, expert: int, arena: SlotArena) -> None:
+        """Give the slot of a resident expert back."""
+        slot = int(self.slot_of[expert])
+        self.slot_of[expert] = -1
+        self.clear_addresses(expert)
+        arena.release(slot)
+
+    def clear_addresses(self, expert: int) -> None:
+        self.table.gate[expert] = self.table.up[expert] = self.table.down[expert] = 0
+
+    def recover(self) -> set[int]:
+        """After an interrupted call: forget loads and whatever the cache does not keep; returns the slots still in use.
+        """
+        self.loads.clear()
+        gone = ~self.cache.resident | (self.slot_of < 0)
+        self.slot_of[gone] = -1
+        for addresses in (self.table.gate, self.table.up, self.table.down):
+            addresses[gone] = 0
+        self.cache.resident[gone] = False
+        return set(self.slot_of[~gone].tolist())

@@ -1,0 +1,95 @@
+"""Counters of the residency engine: what was asked for, what was read, and how long anyone waited for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+
+@dataclass(slots=True)
+class TransferStats:
+    """Kept by the transfer queue under its lock. Seconds are sums over reads; `busy_s` over all reader threads."""
+
+    reads: int = 0
+    merged_chunks: int = 0  # chunks that came along with a neighbour's read
+    demand_bytes: int = 0  # read for somebody who already waited
+    prefetch_bytes: int = 0  # read on a forecast
+    promoted: int = 0  # forecasts found demanded before they had landed
+    dropped: int = 0  # forecasts given up before they were read to the end
+    busy_s: float = 0.0
+    queue_wait_s: float = 0.0
+    stall_s: float = 0.0  # the computing thread had nothing to do but wait
+
+    def add_read(self, n_bytes: int, demanded: bool) -> None:
+        self.reads += 1
+        if demanded:
+            self.demand_bytes += n_bytes
+        else:
+            self.prefetch_bytes += n_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStats:
+    """One forward call (one token while decoding).
+
+    hits and misses count (layer, expert) demands at the gate; `promoted` are the misses whose read had been forecast;
+    miss_bytes is what had to be demanded, prefetch_bytes what was read on a forecast.
+    """
+
+    n_tokens: int = 0
+    hits: int = 0
+    misses: int = 0
+    promoted: int = 0
+    miss_bytes: int = 0
+    prefetch_bytes: int = 0
+    useful_prefetch_bytes: int = 0
+    wasted_prefetch_bytes: int = 0
+    stall_ms: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        total = self.hits + self.misses
+        return self.hits / total if total else 1.0
+
+    def __sub__(self, earlier: TokenStats) -> TokenStats:
+        return TokenStats(*(getattr(self, name) - getattr(earlier, name) for name in _TOKEN_FIELDS))
+
+    def __add__(self, other: TokenStats) -> TokenStats:
+        return TokenStats(*(getattr(self, name) + getattr(other, name) for name in _TOKEN_FIELDS))
+
+
+_TOKEN_FIELDS = tuple(field.name for field in fields(TokenStats))
+
+
+class DemandStats:
+    """Kept by the controller since its start. hits and misses: int64 [num_layers]."""
+
+    __slots__ = (
+        "failed_prefetches", "hits", "miss_bytes", "misses", "n_tokens", "promoted", "useful_prefetch_bytes",
+        "wasted_prefetch_bytes",
+    )  # fmt: skip
+
+    def __init__(self, num_layers: int) -> None:
+        self.hits = np.zeros(num_layers, np.int64)
+        self.misses = np.zeros(num_layers, np.int64)
+        self.n_tokens = 0
+        self.promoted = 0
+        self.miss_bytes = 0
+        self.useful_prefetch_bytes = 0
+        self.wasted_prefetch_bytes = 0
+        self.failed_prefetches = 0
+
+    def snapshot(self, transfers: TransferStats) -> TokenStats:
+        """Sums so far; the difference of two is what happened in between."""
+        return TokenStats(
+            n_tokens=self.n_tokens,
+            hits=int(self.hits.sum()),
+            misses=int(self.misses.sum()),
+            promoted=self.promoted,
+            miss_bytes=self.miss_bytes,
+            prefetch_bytes=transfers.prefetch_bytes,
+            useful_prefetch_bytes=self.useful_prefetch_bytes,
+            wasted_prefetch_bytes=self.wasted_prefetch_bytes,
+            stall_ms=transfers.stall_s * 1e3,
+        )

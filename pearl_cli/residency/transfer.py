@@ -1,0 +1,264 @@
+"""The transfer queue: reader threads fetch chunks (one linear each) of experts into slots, demands before forecasts.
+
+One lock guards all of it. A `Load` is one expert on its way into one slot. Rules:
+- the next chunk is always that of the oldest demand; a forecast is read only while no demand waits, so a demand
+  overtakes at a chunk border;
+- a forecast found demanded is promoted in place; a forecast found wrong loses the chunks that no reader has begun;
+- a chunk being read is never cancelled: its slot is busy until the reader has returned;
+- neighbours in file and slot are fetched by one read, up to `merge_bytes`.
+The queue knows nothing of layers' budgets, policies or kernels.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pearl_cli.residency.placement import Place, mergeable
+from pearl_cli.residency.stats import TransferStats
+
+ALL_LINEARS = 0b111
+GATE_UP = 0b011
+DOWN = 0b100
+MERGE_BYTES = 1 << 20  # longest read that a demand has to wait behind beyond one chunk
+
+ReadFunction = Callable[[int, int, memoryview, int], None]
+"""(file_index, offset, out, needed_bytes): fill `out`; raise an exception when that many bytes are not to be had."""
+
+
+class Load:
+    """One expert on its way into `slot`. Bit i of each mask stands for linear i (gate, up, down).
+
+    waiting: chunks no reader has begun; outstanding: reads begun whose arrival nobody has taken. Both change under the
+    queue's lock. landed: arrivals taken so far, kept by the controller.
+    """
+
+    __slots__ = (
+        "demanded", "dropped", "early_bytes", "expert", "landed", "layer", "outstanding", "places", "queued_at", "slot",
+        "view", "waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self, layer: int, expert: int, slot: int, view: memoryview, places: Sequence[Place], demanded: bool
+    ) -> None:
+        self.layer = layer
+        self.expert = expert
+        self.slot = slot
+        self.view = view
+        self.places = places
+        self.demanded = demanded
+        self.waiting = ALL_LINEARS
+        self.outstanding = 0
+        self.landed = 0
+        self.dropped = False
+        self.early_bytes = 0  # read before anyone demanded it
+        self.queued_at = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Linears `mask` of `load` have landed, or `error` says why they have not."""
+
+    load: Load
+    mask: int
+    error: Exception | None = None
+
+
+class TransferQueue:
+    """Owns its reader threads; `close` ends them. All methods but `close` are called from one thread."""
+
+    def __init__(self, read: ReadFunction, n_threads: int = 1, merge_bytes: int = MERGE_BYTES) -> None:
+        if n_threads < 1:
+            raise ValueError(f"at least one reader thread is needed, got {n_threads}")
+        self.stats = TransferStats()
+        self._read = read
+        self._merge_bytes = merge_bytes
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._landed = threading.Condition(self._lock)
+        self._high: deque[Load] = deque()
+        self._low: deque[Load] = deque()
+        self._arrivals: list[Arrival] = []
+        self._in_flight = 0
+        self._idle_readers = 0
+        self._taker_waits = False
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"pearl-read-{i}", daemon=True) for i in range(n_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def demand(self, loads: Sequence[Load]) -> None:
+        """Queue loads at high priority, in the given order."""
+        now = time.perf_counter()
+        with self._lock:
+            for load in loads:
+                load.queued_at = now
+                self._high.append(load)
+            self._wake(len(loads))
+
+    def prefetch(self, loads: Sequence[Load]) -> None:
+        """Queue loads at low priority, in the given order."""
+        now = time.perf_counter()
+        with self._lock:
+            for load in loads:
+                load.queued_at = now
+                self._low.append(load)
+            self._wake(len(loads))
+
+    def promote(self, loads: Sequence[Load]) -> None:
+        """Forecasts that turned out demanded go to high priority; what has been read stays read."""
+        with self._lock:
+            for load in loads:
+                load.demanded = True
+                self.stats.promoted += 1
+                if load.waiting:
+                    self._high.append(load)
+            self._wake(len(loads))
+
+    def drop(self, load: Load) -> bool:
+        """Give up a forecast. True: its slot is free now; False: it is free once its last outstanding arrival has been
+        taken.
+        """
+        with self._lock:
+            load.waiting = 0
+            load.dropped = True
+            self.stats.dropped += 1
+            return load.outstanding == 0
+
+    def take(self, block: bool) -> list[Arrival]:
+        """Arrivals since the last call, in order of arrival. With `block`, wait for one while any work is queued or in
+        flight.
+        """
+        if not block and not self._arrivals:
+            return []
+        with self._lock:
+            if block and not self._arrivals:
+                self._wait_for_arrival()
+            return self._hand_out()
+
+    def _wait_for_arrival(self) -> None:
+        started = time.perf_counter()
+        self._taker_waits = True
+        try:
+            while not self._arrivals and (self._in_flight or self._has_waiting()):
+                self._landed.wait()
+        finally:
+            self._taker_waits = False
+            self.stats.stall_s += time.perf_counter() - started
+
+    def abort(self) -> list[Arrival]:
+        """Forget everything queued, wait for the reads in flight and return every arrival not taken yet."""
+        with self._lock:
+            self._high.clear()
+            self._low.clear()
+            self._taker_waits = True
+            try:
+                while self._in_flight:
+                    self._landed.wait()
+            finally:
+                self._taker_waits = False
+            return self._hand_out()
+
+    def _hand_out(self) -> list[Arrival]:
+        arrivals, self._arrivals = self._arrivals, []
+        for arrival in arrivals:
+            arrival.load.outstanding -= 1
+        return arrivals
+
+    def close(self) -> None:
+        """End the threads after the reads in flight. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._high.clear()
+            self._low.clear()
+            self._work.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _wake(self, n_loads: int) -> None:
+        if self._idle_readers:
+            self._work.notify(n_loads)
+
+    def _has_waiting(self) -> bool:
+        return any(load.waiting for load in self._high) or any(load.waiting for load in self._low)
+
+    def _serve(self) -> None:
+        """One reader thread: pick a chunk, read it without the lock, hand it over, pick the next under the same lock.
+        """
+        with self._lock:
+            while True:
+                picked = self._pick()
+                if picked is None:
+                    if self._closed:
+                        return
+                    self._idle_readers += 1
+                    self._work.wait()
+                    self._idle_readers -= 1
+                    continue
+                load, first, last, mask = picked
+                demanded = load.demanded
+                self._in_flight += 1
+                started = time.perf_counter()
+                self.stats.queue_wait_s += started - load.queued_at
+                self._lock.release()
+                try:
+                    error = self._fetch(load, first, last)
+                finally:
+                    self._lock.acquire()
+                self.stats.busy_s += time.perf_counter() - started
+                self._hand_over(load, mask, error, demanded)
+
+    def _fetch(self, load: Load, first: Place, last: Place) -> Exception | None:
+        end = last.slot_offset + last.read_bytes
+        needed = last.slot_offset - first.slot_offset + last.needed_bytes
+        try:
+            self._read(first.file_index, first.file_offset, load.view[first.slot_offset : end], needed)
+        except Exception as error:  # raised again by whoever takes the arrival
+            return error
+        return None
+
+    def _hand_over(self, load: Load, mask: int, error: Exception | None, demanded: bool) -> None:
+        self._in_flight -= 1
+        if error is None:
+            n_bytes = sum(place.n_bytes for i, place in enumerate(load.places) if mask >> i & 1)
+            self.stats.add_read(n_bytes, demanded)
+            if not demanded:
+                load.early_bytes += n_bytes
+        else:
+            load.waiting = 0
+        self._arrivals.append(Arrival(load, mask, error))
+        if self._taker_waits:
+            self._landed.notify()
+
+    def _pick(self) -> tuple[Load, Place, Place, int] | None:
+        """The next read: first and last place of neighbouring linears and their mask. Caller holds the lock."""
+        for queue, is_low in ((self._high, False), (self._low, True)):
+            while queue:
+                load = queue[0]
+                if not load.waiting or (is_low and load.demanded):  # read, dropped, or moved to the other queue
+                    queue.popleft()
+                    continue
+                return self._begin(load)
+        return None
+
+    def _begin(self, load: Load) -> tuple[Load, Place, Place, int]:
+        index = (load.waiting & -load.waiting).bit_length() - 1
+        first = last = load.places[index]
+        mask = 1 << index
+        n_bytes = first.read_bytes
+        for i in range(index + 1, len(load.places)):
+            place = load.places[i]
+            n_bytes += place.read_bytes
+            if not load.waiting >> i & 1 or n_bytes > self._merge_bytes or not mergeable(last, place):
+                break
+            last = place
+            mask |= 1 << i
+            self.stats.merged_chunks += 1
+        load.waiting &= ~mask
+        load.outstanding += 1
+        return load, first, last, mask

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from kernels.backend import Backend
 from models.config import ModelConfig
+from models.expert_store import is_expert_tensor
 from models.gguf import GGUFModel
 from models.model import Model
 from models.registry import build_model
-from models.weights import WeightSource, aligned, is_expert_tensor
+from models.weights import WeightSource, aligned
 
 
 def load_model(gguf: GGUFModel, backend: Backend) -> Model:

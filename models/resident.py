@@ -70,6 +70,16 @@ class ResidentExperts:
 
 
 def _empty_table(num_experts: int, hidden_size: int, intermediate_size: int) -> ExpertTable:
-    addresses = [np.zeros(num_experts, np.int64) for _ in LINEARS]
-    types = [np.zeros(num_experts, np.uint8) for _ in LINEARS]
-    return ExpertTable(*addresses, *types, hidden_size, intermediate_size)
+    def column(dtype: type[np.generic]) -> np.ndarray:
+        return np.zeros(num_experts, dtype)
+
+    return ExpertTable(
+        gate=column(np.int64),
+        up=column(np.int64),
+        down=column(np.int64),
+        gate_types=column(np.uint8),
+        up_types=column(np.uint8),
+        down_types=column(np.uint8),
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+    )

@@ -7,22 +7,14 @@ they belong to `models.expert_store`.
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from kernels.backend import Array, Backend, Weight
 from models.errors import GGUFError
+from models.expert_store import is_expert_tensor
 from models.gguf import GGUFModel, TensorInfo
 
 ALIGNMENT = 64  # bytes: a cache line, and one vector register
-
-_EXPERT_TENSOR = re.compile(r"blk\.\d+\.ffn_(gate|up|down|gate_up)(_exps|\.\d+)\.weight")
-
-
-def is_expert_tensor(name: str) -> bool:
-    """Whether `name` is a matrix of routed experts, stacked or of one expert."""
-    return _EXPERT_TENSOR.fullmatch(name) is not None
 
 
 def aligned(n_bytes: int) -> int:

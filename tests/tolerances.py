@@ -14,3 +14,9 @@ REFERENCE_RELATIVE = 1e-12
 
 FLOAT32_RELATIVE = 1e-5
 """A few float32 roundings between float64 formulas."""
+
+KV_F16_RELATIVE = 2e-3
+"""Logits with half-float keys and values: 2^-11 a component, grown by a few layers."""
+
+KV_Q8_0_RELATIVE = 5e-2
+"""Logits with q8_0 keys and values: 1/254 of a block's largest component."""

@@ -1,0 +1,139 @@
+"""Each architecture's logits and greedy ids equal transformers', on tiny random models through stock stacked GGUF
+files.
+
+Every case runs on every backend, as one prompt, in chunks and token by token; positions past a window and past the
+original context of a scaled rotation are reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kernels.cpu.backend import CpuBackend
+from tiny_models import hf_greedy, hf_logits, prompt, tiny_model, write_gguf
+from tolerances import LOGITS_RELATIVE
+
+from kernels.reference.backend import ReferenceBackend
+from models.expert_store import ExpertStore
+from models.gguf import GGUFModel
+from models.loader import load_model
+from models.model import Model
+from models.resident import ResidentExperts
+
+N_TOKENS = 41
+BACKENDS = {"reference": ReferenceBackend, "cpu": CpuBackend}
+
+
+@dataclass(frozen=True)
+class Case:
+    """`fields` go into the transformers config, `keys` into the file's metadata."""
+
+    architecture: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    keys: dict[str, Any] = field(default_factory=dict)
+
+
+def yarn(factor: float, original: int) -> dict[str, Any]:
+    parameters = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    return {"rope_parameters": {"rope_theta": 10000.0, **parameters}}
+
+
+def scaling_keys(architecture: str, kind: str, factor: float, original: int | None = None) -> dict[str, Any]:
+    keys = {f"{architecture}.rope.scaling.type": kind, f"{architecture}.rope.scaling.factor": factor}
+    return keys if original is None else {**keys, f"{architecture}.rope.scaling.original_context_length": original}
+
+
+CASES = {
+    "olmoe": Case("olmoe"),
+    "olmoe_one_expert": Case("olmoe", {"num_experts_per_tok": 1}),
+    "olmoe_all_experts": Case("olmoe", {"num_experts_per_tok": 7}),
+    "olmoe_normalised": Case("olmoe", {"norm_topk_prob": True}, {"olmoe.expert_weights_norm": True}),
+    "olmoe_tied": Case("olmoe", {"tie_word_embeddings": True}),
+    "olmoe_narrow_heads": Case("olmoe", {"num_attention_heads": 8, "num_key_value_heads": 8}),
+    "qwen3moe": Case("qwen3moe"),
+    "qwen3moe_one_expert": Case("qwen3moe", {"num_experts_per_tok": 1}),
+    "qwen3moe_all_experts": Case("qwen3moe", {"num_experts_per_tok": 5}),
+    "qwen3moe_not_normalised": Case("qwen3moe", {"norm_topk_prob": False}, {"qwen3moe.expert_weights_norm": False}),
+    "qwen3moe_one_kv_head": Case("qwen3moe", {"num_key_value_heads": 1}),
+    "qwen3moe_yarn": Case("qwen3moe", yarn(4.0, 16), scaling_keys("qwen3moe", "yarn", 4.0, 16)),
+    "llama": Case("llama"),
+    "llama_one_expert": Case("llama", {"num_experts_per_tok": 1}),
+    "llama_all_experts": Case("llama", {"num_experts_per_tok": 5}),
+    "llama_no_sharing": Case("llama", {"num_key_value_heads": 4}),
+    "llama_window": Case("llama", {"sliding_window": 6}, {"llama.attention.sliding_window": 6}),
+    "llama_linear": Case(
+        "llama",
+        {"rope_parameters": {"rope_theta": 1e6, "rope_type": "linear", "factor": 4.0}},
+        scaling_keys("llama", "linear", 4.0),
+    ),
+}
+
+
+@dataclass
+class Loaded:
+    hf: Any
+    ids: np.ndarray
+    expected: np.ndarray
+    path: Path
+
+
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    case: Case = request.param
+    hf = tiny_model(case.architecture, **case.fields)
+    path = write_gguf(hf, tmp_path_factory.mktemp("tiny") / "model.gguf", case.architecture, case.keys)
+    ids = prompt(N_TOKENS)
+    return Loaded(hf, ids, hf_logits(hf, ids), path)
+
+
+@pytest.fixture(params=BACKENDS.values(), ids=BACKENDS.keys())
+def model(request: pytest.FixtureRequest, loaded: Loaded) -> Iterator[tuple[Model, ResidentExperts]]:
+    backend = request.param()
+    with GGUFModel.open(loaded.path) as gguf:
+        model = load_model(gguf, backend)
+        yield model, ResidentExperts(model, ExpertStore(gguf, model.config), backend)
+
+
+def run(model: Model, experts: ResidentExperts, ids: np.ndarray, chunk: int) -> np.ndarray:
+    """Logits [T, V] with an exact cache, `chunk` tokens a call."""
+    cache = model.new_cache(ids.size, "f32", "f32")
+    phase = "decode" if chunk == 1 else "prefill"
+    parts = [model.forward(ids[i : i + chunk], cache, experts, phase, "all").copy() for i in range(0, ids.size, chunk)]
+    assert cache.length == ids.size
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("chunk", [N_TOKENS, 16, 7, 1])
+def test_logits_equal_transformers(loaded: Loaded, model: tuple[Model, ResidentExperts], chunk: int) -> None:
+    logits = run(*model, loaded.ids, chunk)
+    error = np.abs(logits - loaded.expected).max() / np.abs(loaded.expected).max()
+    assert error <= LOGITS_RELATIVE
+
+
+def test_greedy_ids_equal_transformers(loaded: Loaded, model: tuple[Model, ResidentExperts]) -> None:
+    ids, n_new = loaded.ids[:9], 8
+    net, experts = model
+    cache = net.new_cache(ids.size + n_new)
+    logits, greedy = net.forward(ids, cache, experts, "prefill"), []
+    for _ in range(n_new):
+        greedy.append(int(logits.argmax()))
+        logits = net.forward(np.array(greedy[-1:]), cache, experts, "decode")
+    assert greedy == hf_greedy(loaded.hf, ids, n_new)
+
+
+def test_a_rolled_back_cache_goes_on_as_if_nothing_had_been(
+    loaded: Loaded, model: tuple[Model, ResidentExperts]
+) -> None:
+    net, experts = model
+    cache = net.new_cache(N_TOKENS, "f32", "f32")
+    net.forward(loaded.ids[:20], cache, experts, "prefill", "none")
+    net.forward(loaded.ids[::-1][:10].copy(), cache, experts, "prefill", "none")
+    cache.truncate(20)
+    logits = net.forward(loaded.ids[20:], cache, experts, "prefill", "all")
+    error = np.abs(logits - loaded.expected[20:]).max() / np.abs(loaded.expected).max()
+    assert error <= LOGITS_RELATIVE

@@ -1,4 +1,6 @@
-"""Entry point: checks that the packages are pearl's own, runs the command, and turns every user's fault into one line and an exit code."""
+"""Entry point: checks that the packages are pearl's own, runs the command, and turns every user's fault into one
+line and an exit code.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ PACKAGES = ("pearl_cli", "kernels", "convert", "models")
 
 
 def foreign_packages(root: Path) -> list[str]:
-    """Names among PACKAGES that Python would import from somewhere else than `root`, or whose files were overwritten."""
+    """Names among PACKAGES that Python would import from somewhere else than `root`, or whose files were
+    overwritten.
+    """
     from importlib.util import find_spec
 
     foreign = []
@@ -28,8 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     foreign = foreign_packages(Path(__file__).resolve().parent.parent)
     if foreign:
         print(
-            f"pearl: another package hides one of pearl's own ({'; '.join(foreign)}); install pearl-moe in a virtual environment "
-            "of its own, or start it outside that folder",
+            f"pearl: another package hides one of pearl's own ({'; '.join(foreign)}); "
+            "install pearl-moe in a virtual environment of its own, or start it outside that folder",
             file=sys.stderr,
         )
         return 2

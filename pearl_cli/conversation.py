@@ -1,4 +1,7 @@
-"""A chat as data: the turns so far, kept such that roles always alternate whatever was interrupted. Knows nothing of terminals."""
+"""A chat as data: the turns so far, kept such that roles always alternate whatever was interrupted.
+
+Knows nothing of terminals.
+"""
 
 from __future__ import annotations
 

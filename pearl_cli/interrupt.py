@@ -10,8 +10,8 @@ from types import FrameType
 class Interrupt:
     """A context in which SIGINT sets a flag instead of raising, so that nothing is torn in the middle of an update.
 
-    `is_set()` is polled by the engine between tokens and layers. A second press raises KeyboardInterrupt. Outside the main thread,
-    where Python allows no handlers, the flag simply stays unset.
+    `is_set()` is polled by the engine between tokens and layers. A second press raises KeyboardInterrupt. Outside
+    the main thread, where Python allows no handlers, the flag simply stays unset.
     """
 
     def __init__(self) -> None:

@@ -42,7 +42,11 @@ class TerminalInput:
         history = FileHistory(str(history_file)) if history_file else InMemoryHistory()
         completer = WordCompleter(list(commands), sentence=True)
         self._session: PromptSession[str] = PromptSession(
-            "> ", history=history, completer=completer, complete_while_typing=False, output=create_output(stdout=sys.stderr)
+            "> ",
+            history=history,
+            completer=completer,
+            complete_while_typing=False,
+            output=create_output(stdout=sys.stderr),
         )
 
     def read(self) -> str:

@@ -1,4 +1,7 @@
-"""The command table and the one place that catches errors. Commands are imported only when they run, so `pearl --help` stays light."""
+"""The command table and the one place that catches errors.
+
+Commands are imported only when they run, so `pearl --help` stays light.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ COMMANDS = {
     "complete": "Continue a text as it is, without a chat template.",
     "bench": "Measure prompt and generation speed, hit rate and bytes moved.",
     "convert": "Turn a Hugging Face folder or a GGUF into pearl shards.",
+    "simulate": "Replay recorded routing through the eviction policies.",
     "info": "Show what a model file holds and whether it runs here.",
     "plan": "Show where the bytes of a run would go under a ceiling.",
     "synth": "Write a model of a known shape with random weights, for speed work.",
@@ -52,7 +56,14 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version and exit.")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def cli(debug: bool) -> None:
     """Run Mixture-of-Experts language models larger than fast memory."""
 

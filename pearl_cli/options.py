@@ -1,6 +1,7 @@
 """The flags of a run and their defaults: the only place where a default is written.
 
-`RunOptions` is what the runtime is handed; `run_options` adds the flags to a click command and passes one `RunOptions` as `options`.
+`RunOptions` is what the runtime is handed; `run_options` adds the flags to a click command and passes one
+`RunOptions` as `options`.
 Sampling flags live beside the sampler's own parameters in `pearl_cli.sampling_options`.
 """
 
@@ -34,7 +35,10 @@ class Size:
 
 
 def parse_size(text: str, allow_percent: bool = False) -> Size:
-    """`2GiB`, `1500MiB`, `2G`, `700000`, `40%`. Units are powers of two, as llama.cpp users expect. Raises ValueError."""
+    """`2GiB`, `1500MiB`, `2G`, `700000`, `40%`. Units are powers of two, as llama.cpp users expect.
+
+    Raises ValueError.
+    """
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%|([kmgt]?)(i?b)?)\s*", text, re.IGNORECASE)
     if not match:
         raise ValueError(f"'{text}' is not a size; write 2GiB, 1500MiB{' or 40%' if allow_percent else ''}")
@@ -48,7 +52,7 @@ def parse_size(text: str, allow_percent: bool = False) -> Size:
     return Size(n_bytes=int(number * _UNITS[(match[3] or "").lower()]))
 
 
-class SizeParam(click.ParamType):
+class SizeParam(click.ParamType[Size]):
     """click type for `Size`."""
 
     name = "size"
@@ -86,19 +90,65 @@ class RunOptions:
 
 
 _FLAGS = [
-    click.option("-m", "--model", type=click.Path(path_type=Path), help="Model: any shard of a pearl set, or a stock GGUF."),
-    click.option("-c", "--ctx-size", type=click.IntRange(min=0), help="Context length in tokens; 0 is the trained length.  [default: 4096 or the trained length]"),
+    click.option(
+        "-m", "--model", type=click.Path(path_type=Path), help="Model: any shard of a pearl set, or a stock GGUF."
+    ),
+    click.option(
+        "-c",
+        "--ctx-size",
+        type=click.IntRange(min=0),
+        help="Context length in tokens; 0 is the trained length.  [default: 4096 or the trained length]",
+    ),
     click.option("-t", "--threads", type=click.IntRange(min=1), help="Compute threads.  [default: all cores]"),
     click.option("--ram", type=SizeParam(), metavar="SIZE", help="Byte ceiling of the whole process, e.g. 6GiB."),
-    click.option("--budget", type=SizeParam(allow_percent=True), metavar="SIZE|PCT", help="Fast memory for experts alone, e.g. 2GiB or 40%."),
-    click.option("--evict", type=click.Choice(EVICTIONS), default="auto", show_default=True, help="Which expert leaves when a slot is needed."),
+    click.option(
+        "--budget",
+        type=SizeParam(allow_percent=True),
+        metavar="SIZE|PCT",
+        help="Fast memory for experts alone, e.g. 2GiB or 40%.",
+    ),
+    click.option(
+        "--evict",
+        type=click.Choice(EVICTIONS),
+        default="auto",
+        show_default=True,
+        help="Which expert leaves when a slot is needed.",
+    ),
     click.option("--io-threads", type=click.IntRange(min=1, max=64), help="Threads that read experts from disk."),
-    click.option("--throttle", type=SizeParam(), metavar="SIZE", help="Read at most this many bytes a second (emulates a slower disk)."),
+    click.option(
+        "--throttle",
+        type=SizeParam(),
+        metavar="SIZE",
+        help="Read at most this many bytes a second (emulates a slower disk).",
+    ),
     click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Where to compute."),
-    click.option("-ub", "--ubatch-size", type=click.IntRange(min=1, max=4096), default=512, show_default=True, help="Prompt tokens computed at a time."),
-    click.option("-ctk", "--cache-type-k", type=click.Choice(KV_TYPES), default="f16", show_default=True, help="Type of the cached keys."),
-    click.option("-ctv", "--cache-type-v", type=click.Choice(KV_TYPES), default="f16", show_default=True, help="Type of the cached values."),
-    click.option("-s", "--seed", type=click.IntRange(min=-1, max=2**32 - 1), help="Random seed; -1 draws one.  [default: -1]"),
+    click.option(
+        "-ub",
+        "--ubatch-size",
+        type=click.IntRange(min=1, max=4096),
+        default=512,
+        show_default=True,
+        help="Prompt tokens computed at a time.",
+    ),
+    click.option(
+        "-ctk",
+        "--cache-type-k",
+        type=click.Choice(KV_TYPES),
+        default="f16",
+        show_default=True,
+        help="Type of the cached keys.",
+    ),
+    click.option(
+        "-ctv",
+        "--cache-type-v",
+        type=click.Choice(KV_TYPES),
+        default="f16",
+        show_default=True,
+        help="Type of the cached values.",
+    ),
+    click.option(
+        "-s", "--seed", type=click.IntRange(min=-1, max=2**32 - 1), help="Random seed; -1 draws one.  [default: -1]"
+    ),
     click.option("-v", "--verbose", is_flag=True, help="Say which path ran and which defaults were used."),
 ]
 _RENAMED = {"threads": 0, "io_threads": 0}  # flags whose absence is a number

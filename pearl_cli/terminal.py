@@ -1,4 +1,7 @@
-"""Where text goes: replies to stdout, everything else to stderr; colours and progress only where a person is looking."""
+"""Where text goes: replies to stdout, everything else to stderr;
+
+colours and progress only where a person is looking.
+"""
 
 from __future__ import annotations
 

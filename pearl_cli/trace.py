@@ -1,8 +1,9 @@
 """Recorded routing: which experts each layer chose for each token, as route_trace v1 CSV.
 
-Preamble lines `# key=value ...` (model, arch, n_layer, n_expert, n_expert_used; one `# layer= expert_bytes= dense_bytes=` a layer), a header,
-then one row per routed expert: turn, phase (0 prefill, 1 decode), step (context position), layer, slot (router rank), expert, weight,
-residency, expert_bytes. Rows come in any order; further columns are kept out. The format is that of the public traces of BigMoeOnEdge.
+Preamble lines `# key=value ...` (model, arch, n_layer, n_expert, n_expert_used; one `# layer= expert_bytes=
+dense_bytes=` a layer), a header, then one row per routed expert: turn, phase (0 prefill, 1 decode), step (context
+position), layer, slot (router rank), expert, weight, residency, expert_bytes. Rows come in any order; further
+columns are kept out. The format is that of the public traces of BigMoeOnEdge.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ PREFILL, DECODE = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one layer chose in one pass: ids in token order and rank order, repeats kept. A prefill is one pass, a decode step is one."""
+    """What one layer chose in one pass: ids in token order and rank order, repeats kept.
+
+    A prefill is one pass, a decode step is one.
+    """
 
     phase: int
     layer: int
@@ -32,7 +36,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RouteTrace:
-    """rows: int64 [N, 6] = turn, phase, step, layer, slot, expert, sorted in that order; weights float32 [N]; expert_bytes int64 [L]."""
+    """rows: int64 [N, 6] = turn, phase, step, layer, slot, expert, sorted in that order; weights float32 [N];
+
+    expert_bytes int64 [L].
+    """
 
     model: str
     arch: str
@@ -48,7 +55,10 @@ class RouteTrace:
         return int(self.expert_bytes.sum()) * self.num_experts
 
     def events(self, token_by_token: bool = False) -> Iterator[Event]:
-        """Events in order of computation: passes in order, layers in order within a pass. With `token_by_token` each prompt token is a pass."""
+        """Events in order of computation: passes in order, layers in order within a pass.
+
+        With `token_by_token` each prompt token is a pass.
+        """
         turn, phase, step, layer = (self.rows[:, i] for i in range(4))
         of_pass = step if token_by_token else np.where(phase == PREFILL, 0, step)
         order = np.lexsort((self.rows[:, 4], step, layer, of_pass, phase, turn))
@@ -72,7 +82,9 @@ def read_trace(path: Path) -> RouteTrace:
         rows, weights = _read_rows(path, lines, header)
     num_layers = int(about.get("n_layer", len(layer_bytes)))
     if not rows.size or sorted(layer_bytes) != list(range(num_layers)):
-        raise FileError(f"{path}: {'no rows' if not rows.size else 'the preamble does not give expert_bytes of every layer'}")
+        raise FileError(
+            f"{path}: {'no rows' if not rows.size else 'the preamble does not give expert_bytes of every layer'}"
+        )
     num_experts = int(about["n_expert"])
     if rows.min() < 0 or rows[:, 3].max() >= num_layers or rows[:, 5].max() >= num_experts:
         raise FileError(f"{path}: a row names a layer or expert that the preamble does not have")
@@ -116,7 +128,9 @@ def _read_rows(path: Path, lines: TextIO, header: list[str]) -> tuple[np.ndarray
             numbers.append([int(value) for value in row[:6]])
             weights.append(float(row[6]))
         except (ValueError, IndexError) as error:
-            raise FileError(f"{path}: row {len(numbers) + 1} after the header is not a route_trace row: {','.join(row)[:80]}") from error
+            raise FileError(
+                f"{path}: row {len(numbers) + 1} after the header is not a route_trace row: {','.join(row)[:80]}"
+            ) from error
     return np.array(numbers, np.int64).reshape(-1, 6), np.array(weights, np.float32)
 
 
@@ -124,16 +138,35 @@ class TraceWriter:
     """Writes a trace row by row; `expert_bytes` and `dense_bytes` are bytes per layer."""
 
     def __init__(
-        self, out: TextIO, model: str, arch: str, num_experts: int, num_experts_per_tok: int, expert_bytes: list[int], dense_bytes: list[int]
+        self,
+        out: TextIO,
+        model: str,
+        arch: str,
+        num_experts: int,
+        num_experts_per_tok: int,
+        expert_bytes: list[int],
+        dense_bytes: list[int],
     ) -> None:
         self._out = out
         self._expert_bytes = expert_bytes
-        out.write(f"# route_trace v1\n# model={model} arch={arch} n_layer={len(expert_bytes)} n_expert={num_experts} n_expert_used={num_experts_per_tok}\n")
+        out.write(
+            f"# route_trace v1\n# model={model} arch={arch} n_layer={len(expert_bytes)} "
+            f"n_expert={num_experts} n_expert_used={num_experts_per_tok}\n"
+        )
         for layer, (expert, dense) in enumerate(zip(expert_bytes, dense_bytes, strict=True)):
             out.write(f"# layer={layer} expert_bytes={expert} dense_bytes={dense}\n")
         out.write(",".join(COLUMNS) + "\n")
 
-    def write(self, turn: int, phase: int, step: int, layer: int, topk_ids: np.ndarray, topk_weights: np.ndarray, hit: np.ndarray | None = None) -> None:
+    def write(
+        self,
+        turn: int,
+        phase: int,
+        step: int,
+        layer: int,
+        topk_ids: np.ndarray,
+        topk_weights: np.ndarray,
+        hit: np.ndarray | None = None,
+    ) -> None:
         """One token of one layer: ids [K] in rank order; `hit` bool [K], absent when everything was in memory."""
         for slot, (expert, weight) in enumerate(zip(topk_ids.tolist(), topk_weights.tolist(), strict=True)):
             resident = 1 if hit is None or hit[slot] else 0

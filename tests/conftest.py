@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,3 +43,12 @@ def nan_poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(np, "empty", lambda *args, **kwargs: poison(empty(*args, **kwargs)))
     monkeypatch.setattr(np, "empty_like", lambda *args, **kwargs: poison(empty_like(*args, **kwargs)))
     return
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder with real vocabularies and recorded traces: `$PEARL_SHARED`, else beside the checkout; tests skip without it."""
+    folder = Path(os.environ.get("PEARL_SHARED") or Path(__file__).resolve().parents[2] / "shared")
+    if not (folder / "data").is_dir():
+        pytest.skip(f"no reference data at {folder}; set PEARL_SHARED to where it lies")
+    return folder

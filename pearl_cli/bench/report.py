@@ -1,4 +1,7 @@
-"""Print bench records as a Markdown table, CSV, one JSON array, or a JSON object a line. Records are flat dictionaries."""
+"""Print bench records as a Markdown table, CSV, one JSON array, or a JSON object a line.
+
+Records are flat dictionaries.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,9 @@ def markdown(records: list[Record]) -> str:
     """The table of `records`, columns padded for reading in a terminal."""
     rows = [[heading for heading, _ in _COLUMNS]] + [[show(record) for _, show in _COLUMNS] for record in records]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
 
@@ -56,5 +61,7 @@ def format_records(records: list[Record], style: str) -> str:
     writer = csv.DictWriter(out, names, lineterminator="\n")
     writer.writeheader()
     for record in records:
-        writer.writerow({name: json.dumps(value) if isinstance(value, list) else value for name, value in record.items()})
+        writer.writerow(
+            {name: json.dumps(value) if isinstance(value, list) else value for name, value in record.items()}
+        )
     return out.getvalue().rstrip("\n")

@@ -8,7 +8,9 @@ NEVER = np.int64(1) << 60
 
 
 class NextUse:
-    """after: int64 [N], the index of the next event that uses each expert, strictly after the events advanced so far; NEVER if none."""
+    """after: int64 [N], the index of the next event that uses each expert, strictly after the events advanced so
+    far; NEVER if none.
+    """
 
     def __init__(self, events: list[np.ndarray], num_ids: int) -> None:
         """events: ids used by each event, in order; ids below `num_ids`."""

@@ -1,9 +1,10 @@
 """Replay a trace against pools of bytes by the rules of the published curves.
 
-One event is one layer of one pass; the whole prefill is one pass. Within an event each distinct expert is looked up once, in token order, and
-every occurrence makes it more recent; a miss makes it resident at once; eviction follows the event and never takes what the event touched.
-The budget is one pool over all layers ("global") or split evenly over them ("layer"). The runtime's own per-layer rules are in
-`pearl_cli.residency.cache_model`; `replay_engine` runs those.
+One event is one layer of one pass; the whole prefill is one pass. Within an event each distinct expert is looked up
+once, in token order, and every occurrence makes it more recent; a miss makes it resident at once; eviction follows
+the event and never takes what the event touched.
+The budget is one pool over all layers ("global") or split evenly over them ("layer"). The runtime's own per-layer
+rules are in `pearl_cli.residency.cache_model`; `replay_engine` runs those.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class _Pool:
         distinct = np.unique(ids)
         hits = int(self.resident[distinct].sum())
         history = self.history
-        history.last_use[ids] = history.clock + 1 + np.arange(ids.size)  # numpy assigns in order: the last occurrence stays
+        history.last_use[ids] = (
+            history.clock + 1 + np.arange(ids.size)
+        )  # numpy assigns in order: the last occurrence stays
         history.clock += ids.size
         history.use_count[distinct] += 1
         history.touched_cycle[distinct] = history.cycle

@@ -27,6 +27,20 @@ _ARRAY_TYPES = {
     "b1": GGUFValueType.BOOL,
 }
 
+_STRUCT_CODES = {
+    GGUFValueType.UINT8: "B",
+    GGUFValueType.INT8: "b",
+    GGUFValueType.UINT16: "H",
+    GGUFValueType.INT16: "h",
+    GGUFValueType.UINT32: "I",
+    GGUFValueType.INT32: "i",
+    GGUFValueType.FLOAT32: "f",
+    GGUFValueType.BOOL: "?",
+    GGUFValueType.UINT64: "Q",
+    GGUFValueType.INT64: "q",
+    GGUFValueType.FLOAT64: "d",
+}
+
 
 def string_bytes(text: str | bytes) -> bytes:
     """`text` as GGUF stores strings: a 64-bit length and UTF-8; surrogate escapes become the raw bytes they stand
@@ -64,20 +78,24 @@ class Metadata:
         """Set `key` to `payload`, the value's bytes as they stand after the type word in a GGUF header."""
         self._entries[key] = (GGUFValueType(value_type), payload)
 
+    def number(self, key: str, value: float, value_type: GGUFValueType) -> None:
+        """Set `key` to a single number or bool of any GGUF type."""
+        self.raw(key, value_type, struct.pack("<" + _STRUCT_CODES[value_type], value))
+
     def u16(self, key: str, value: int) -> None:
-        self.raw(key, GGUFValueType.UINT16, struct.pack("<H", value))
+        self.number(key, value, GGUFValueType.UINT16)
 
     def u32(self, key: str, value: int) -> None:
-        self.raw(key, GGUFValueType.UINT32, struct.pack("<I", value))
+        self.number(key, value, GGUFValueType.UINT32)
 
     def i32(self, key: str, value: int) -> None:
-        self.raw(key, GGUFValueType.INT32, struct.pack("<i", value))
+        self.number(key, value, GGUFValueType.INT32)
 
     def f32(self, key: str, value: float) -> None:
-        self.raw(key, GGUFValueType.FLOAT32, struct.pack("<f", value))
+        self.number(key, value, GGUFValueType.FLOAT32)
 
     def boolean(self, key: str, value: bool) -> None:
-        self.raw(key, GGUFValueType.BOOL, b"\x01" if value else b"\x00")
+        self.number(key, value, GGUFValueType.BOOL)
 
     def string(self, key: str, value: str | bytes) -> None:
         self.raw(key, GGUFValueType.STRING, string_bytes(value))

@@ -1,0 +1,85 @@
+"""Hugging Face tensor names to GGUF names, for every way in which checkpoints spell experts.
+
+Covered: one tensor an expert (`experts.3.w1` or `experts.3.gate_proj`), stacks of all experts (`switch_mlp.gate_proj`,
+`experts.down_proj`) and stacks with gate and up in one (`experts.gate_up_proj`, GraniteMoE's `input_linear`), with any
+`model.` or `language_model.` before them. Shapes and values are not looked at here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+DROPPED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|\.attention\.(masked_)?bias$")
+_PREFIX = re.compile(r"^(?:language_model\.|model\.(?=language_model\.)|model\.(?=model\.))*(?:model\.)?")
+_TOP = {
+    "embed_tokens.weight": "token_embd.weight",
+    "norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_LAYER = re.compile(r"^layers\.(\d+)\.(.+)$")
+_IN_LAYER = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    **{
+        f"self_attn.{hf}_proj.{part}": f"attn_{gguf}.{part}"
+        for hf, gguf in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "output"))
+        for part in ("weight", "bias")
+    },
+    "mlp.gate.weight": "ffn_gate_inp.weight",
+    "block_sparse_moe.gate.weight": "ffn_gate_inp.weight",
+    "block_sparse_moe.router.layer.weight": "ffn_gate_inp.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+}
+_LINEAR = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+_BLOCK = r"^(?:mlp|block_sparse_moe|feed_forward)\."
+_ONE_EXPERT = re.compile(_BLOCK + r"experts\.(\d+)\.(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight$")
+_STACK = re.compile(_BLOCK + r"(?:experts|switch_mlp)\.(gate_proj|up_proj|down_proj)(?:\.weight)?$")
+_FUSED = re.compile(_BLOCK + r"(?:experts\.gate_up_proj(?:\.weight)?|input_linear\.weight)$")
+_GRANITE_DOWN = re.compile(_BLOCK + r"output_linear\.weight$")
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A tensor that keeps its shape under the GGUF name `name`. `layer` is None outside the layers."""
+
+    name: str
+    layer: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Weights of experts of one layer: of `expert`, or of all where that is None (a stack along the first dimension).
+
+    `linears`: ("gate",), ("up",), ("down",), or ("gate", "up") one after the other along the rows of each expert.
+    """
+
+    layer: int
+    expert: int | None
+    linears: tuple[str, ...]
+
+
+def map_name(name: str) -> Plain | Experts | None:
+    """What the Hugging Face tensor `name` is, None where it has no place in a GGUF."""
+    short = _PREFIX.sub("", name)
+    if short in _TOP:
+        return Plain(_TOP[short], None)
+    found = _LAYER.match(short)
+    if not found:
+        return None
+    layer, rest = int(found[1]), found[2]
+    if rest in _IN_LAYER:
+        return Plain(f"blk.{layer}.{_IN_LAYER[rest]}", layer)
+    one = _ONE_EXPERT.match(rest)
+    if one:
+        return Experts(layer, int(one[1]), (_LINEAR[one[2]],))
+    stack = _STACK.match(rest)
+    if stack:
+        return Experts(layer, None, (_LINEAR[stack[1]],))
+    if _FUSED.match(rest):
+        return Experts(layer, None, ("gate", "up"))
+    return Experts(layer, None, ("down",)) if _GRANITE_DOWN.match(rest) else None

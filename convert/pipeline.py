@@ -1,0 +1,85 @@
+"""Conversion from end to end: open the input, plan, stream it through the quantisers into the files.
+
+Memory does not grow with the model: a few pieces of a few million weights are held at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from convert.gguf_layout import OutputTensor
+from convert.plan import ConvertOptions, Plan, plan_conversion
+from convert.quantize import quantize_rows
+from convert.rows import Bytes
+from convert.shard_writer import Progress, write_files
+from convert.source import Source, SourceTensor, open_source
+from convert.stream import Job
+from kernels.quant_types import QuantType, row_bytes
+
+_PIECE_WEIGHTS = 1 << 20
+_PIECE_BYTES = 8 << 20
+
+
+@contextmanager
+def opened(path: Path, options: ConvertOptions) -> Iterator[Source]:
+    """The input at `path`, closed afterwards. Raises what `open_source` raises."""
+    source = open_source(path, options.allow_unmapped, options.with_vocab, options.pre)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def convert(
+    source: Path,
+    out_dir: Path,
+    options: ConvertOptions,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Path:
+    """Convert `source` (Hugging Face folder, GGUF, any shard) into `out_dir` and return the path to open.
+
+    `note` receives lines for the user (defaults used, fallbacks). Raises FileError, UnsupportedError, UsageError,
+    ConversionError, DiskFullError; whatever happens, nothing unfinished has the name of a model.
+    """
+    with opened(source, options) as opened_source:
+        plan = plan_conversion(opened_source, out_dir, options)
+        for line in [*opened_source.notes, *plan.notes]:
+            if note is not None:
+                note(line)
+        return write_plan(plan, options.threads, progress)
+
+
+def write_plan(plan: Plan, threads: int, progress: Progress | None) -> Path:
+    """Write the files of `plan`; `threads` 0 means one for each core this process may use."""
+    jobs_for = partial(_jobs, parts=plan.parts)
+    return write_files(plan.layouts, jobs_for, plan.fingerprint, threads or usable_cores(), progress)
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _jobs(tensor: OutputTensor, parts: dict[str, list[SourceTensor]]) -> list[Job]:
+    """The jobs that make `tensor`, a piece of rows each; rows that keep their type are copied as they are."""
+    jobs: list[Job] = []
+    for part in parts[tensor.name]:
+        copies = part.rows.quant_type is tensor.quant_type
+        size = row_bytes(tensor.quant_type, part.rows.n_cols)
+        at_once = max(1, _PIECE_BYTES // size if copies else _PIECE_WEIGHTS // part.rows.n_cols)
+        make = _copy if copies else partial(_convert, quant_type=tensor.quant_type)
+        for first in range(0, part.rows.n_rows, at_once):
+            jobs.append(partial(make, part, first, min(at_once, part.rows.n_rows - first)))
+    return jobs
+
+
+def _copy(part: SourceTensor, first: int, n: int) -> Bytes:
+    return part.rows.raw(first, n)
+
+
+def _convert(part: SourceTensor, first: int, n: int, quant_type: QuantType) -> Bytes:
+    return quantize_rows(part.rows.floats(first, n), quant_type, part.name)

@@ -1,0 +1,178 @@
+"""A conversion decided before a byte is written: each output tensor's type, what it is made of, and the files it goes
+into.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from convert.gguf_layout import FileLayout, OutputTensor
+from convert.gguf_metadata import Metadata
+from convert.quantize import F16_MAX
+from convert.recipe import Recipe, parse_recipe
+from convert.shard_plan import DEFAULT_SHARD_BYTES, expert_of, plan_pearl_set, plan_stock_file
+from convert.source import Source, SourceTensor
+from kernels.quant_types import QuantType
+from models.errors import ConversionError, UsageError
+
+_PLAIN = (QuantType.F32, QuantType.F16, QuantType.BF16)
+_SCAN_WEIGHTS = 1 << 21
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """How to convert. `quant` and `recipe` are as on the command line (None: types stay); `shard_bytes` None is the
+    default.
+    """
+
+    quant: str | None = None
+    recipe: str | None = None
+    merge: bool = False
+    shard_bytes: int | None = None
+    allow_requantize: bool = False
+    allow_unmapped: bool = False
+    with_vocab: bool = True
+    pre: str | None = None
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`parts` gives, by output tensor name, the source tensors whose rows follow each other in it."""
+
+    layouts: list[FileLayout]
+    parts: dict[str, list[SourceTensor]]
+    fingerprint: str
+    notes: list[str]
+
+
+def plan_conversion(source: Source, out: Path, options: ConvertOptions) -> Plan:
+    """Decide everything. `out` is a directory, or with `merge` may be a .gguf path.
+
+    Raises UsageError for options that contradict the input, ConversionError for types that it cannot be given.
+    """
+    recipe = parse_recipe(options.quant, options.recipe)
+    if recipe.default is None and not source.is_gguf:
+        recipe.default = _usual_type(source)
+    types = _choose_types(source, recipe)
+    if not options.allow_requantize:
+        _refuse_requantizing(source, types)
+    metadata = source.metadata.copy()
+    file_type = recipe.file_type()
+    if file_type is not None:
+        metadata.u32("general.file_type", file_type)
+    outputs, parts = _outputs(source, types, options.merge)
+    layouts = _lay_out(source, recipe, out, options, metadata, outputs)
+    return Plan(layouts, parts, _fingerprint(source, layouts), recipe.notes)
+
+
+def _usual_type(source: Source) -> QuantType:
+    """The type most of the checkpoint's weights have; BF16 for 8-bit floats, which GGUF does not know."""
+    weights: Counter[QuantType] = Counter()
+    for tensor in source.tensors:
+        if len(tensor.shape) > 1:
+            weights[tensor.rows.quant_type or QuantType.BF16] += tensor.rows.n_rows * tensor.rows.n_cols
+    return weights.most_common(1)[0][0]
+
+
+def _choose_types(source: Source, recipe: Recipe) -> dict[str, QuantType]:
+    types = {}
+    for tensor in source.tensors:
+        stored = tensor.rows.quant_type
+        chosen = recipe.type_for(tensor.name, tensor.shape[0], len(tensor.shape), stored or QuantType.BF16, source.tied)
+        if chosen is QuantType.F16 and stored is not QuantType.F16 and _exceeds_f16(tensor):
+            chosen = stored if stored in (QuantType.BF16, QuantType.F32) else QuantType.F32
+            recipe.notes.append(
+                f"{tensor.name}: has weights beyond {F16_MAX:g}, which F16 cannot hold; kept as {chosen.name}"
+            )
+        types[tensor.name] = chosen
+    return types
+
+
+def _exceeds_f16(tensor: SourceTensor) -> bool:
+    """Whether a weight is beyond F16's range; reads the tensor once, a piece at a time."""
+    rows = tensor.rows
+    at_once = max(1, _SCAN_WEIGHTS // rows.n_cols)
+    return any(
+        bool((np.abs(rows.floats(first, min(at_once, rows.n_rows - first))) > F16_MAX).any())
+        for first in range(0, rows.n_rows, at_once)
+    )
+
+
+def _refuse_requantizing(source: Source, types: dict[str, QuantType]) -> None:
+    changed = [
+        f"{tensor.name} ({stored.name} to {types[tensor.name].name})"
+        for tensor in source.tensors
+        if (stored := tensor.rows.quant_type) is not None and stored not in _PLAIN and types[tensor.name] is not stored
+    ]
+    if changed:
+        raise UsageError(
+            f"{len(changed)} tensors are already quantised to another type, first {changed[0]}; quantising twice loses quality: "
+            "convert the original, or force it with --allow-requantize"
+        )
+
+
+def _outputs(
+    source: Source, types: dict[str, QuantType], merge: bool
+) -> tuple[list[OutputTensor], dict[str, list[SourceTensor]]]:
+    """The output tensors in file order and what each is made of; with `merge` experts are stacked."""
+    if not merge:
+        outputs = [OutputTensor(tensor.name, tensor.shape, types[tensor.name]) for tensor in source.tensors]
+        return outputs, {tensor.name: [tensor] for tensor in source.tensors}
+    parts: dict[str, list[SourceTensor]] = {}
+    for tensor in source.tensors:
+        name = re.sub(r"\.ffn_(gate|up|down)\.\d+\.weight$", r".ffn_\1_exps.weight", tensor.name)
+        parts.setdefault(name, []).append(tensor)
+    outputs = []
+    for name, members in parts.items():
+        members.sort(key=lambda tensor: expert_of(tensor.name) or (0, 0, 0))
+        kinds = {types[tensor.name].name for tensor in members}
+        if len(kinds) > 1:
+            raise ConversionError(
+                f"{name}: its experts have different types ({', '.join(sorted(kinds))}), which a stacked tensor cannot express; "
+                "give one with --recipe exps=TYPE --allow-requantize"
+            )
+        is_stack = expert_of(members[0].name) is not None
+        shape = (*members[0].shape, len(members)) if is_stack else members[0].shape
+        outputs.append(OutputTensor(name, shape, types[members[0].name]))
+    return outputs, parts
+
+
+def _lay_out(
+    source: Source, recipe: Recipe, out: Path, options: ConvertOptions, metadata: Metadata, outputs: list[OutputTensor]
+) -> list[FileLayout]:
+    label = recipe.label()
+    name = source.name if not label or source.name.lower().endswith(label.lower()) else f"{source.name}-{label}"
+    directory = out
+    if out.suffix == ".gguf" and not out.is_dir():
+        if not options.merge:
+            raise UsageError(
+                f"-o {out}: a pearl model is several files; give a directory (or --merge for one stock GGUF)"
+            )
+        directory, name = out.parent, out.stem
+    if options.merge:
+        layouts = plan_stock_file(directory, name, metadata, outputs, options.shard_bytes)
+    else:
+        layouts = plan_pearl_set(directory, name, metadata, outputs, options.shard_bytes or DEFAULT_SHARD_BYTES)
+    inputs = {path.resolve() for path in source.paths}
+    overwritten = [layout.path for layout in layouts if layout.path.resolve() in inputs]
+    if overwritten:
+        raise UsageError(f"{overwritten[0]}: is part of the input; choose another output directory")
+    return layouts
+
+
+def _fingerprint(source: Source, layouts: list[FileLayout]) -> str:
+    """Names this very job: same input files, same output bytes to come."""
+    digest = hashlib.sha256()
+    for path in source.paths:
+        status = path.stat()
+        digest.update(f"{path.resolve()} {status.st_size} {status.st_mtime_ns}\n".encode())
+    for layout in layouts:
+        digest.update(layout.path.name.encode() + b"\n" + layout.header)
+    return digest.hexdigest()

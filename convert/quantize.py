@@ -1,0 +1,51 @@
+"""float32 rows to any storage type: plain floats here, blocks by the vectorised quantisers of `kernels.cpu`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.quant_types import QuantType
+from models.errors import ConversionError
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+F16_MAX = 65504.0
+
+
+def quantize_rows(values: Floats, quant_type: QuantType, name: str) -> Bytes:
+    """`values` [n, n_cols] stored as `quant_type`, flat uint8. `name` is the tensor's, for messages.
+
+    Raises ConversionError where the type cannot hold a value (not finite, or beyond 65504 for F16).
+    """
+    if quant_type is QuantType.F32:
+        return values.astype("<f4", copy=False).reshape(-1).view(np.uint8)
+    if quant_type is QuantType.BF16:
+        return to_bf16(values).reshape(-1).view(np.uint8)
+    if not np.isfinite(values).all():
+        raise ConversionError(
+            f"tensor {name} holds NaN or infinite weights, which {quant_type.name} cannot store; the checkpoint is bad"
+        )
+    if quant_type is QuantType.F16:
+        with np.errstate(over="ignore"):
+            halves = values.astype("<f2")
+        if not np.isfinite(halves).all():
+            raise ConversionError(
+                f"tensor {name} holds weights beyond {F16_MAX:g}, which F16 cannot store; use bf16 or f32"
+            )
+        return halves.reshape(-1).view(np.uint8)
+    from kernels.cpu.quantize import quantize_blocks
+
+    return quantize_blocks(values, quant_type).reshape(-1)
+
+
+def to_bf16(values: Floats) -> NDArray[np.uint16]:
+    """Nearest bfloat16, ties to even; NaNs stay NaNs (made quiet)."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)).astype(
+        np.uint16
+    )
+    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    if nan.any():
+        rounded[nan] = (bits[nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x40)
+    return rounded

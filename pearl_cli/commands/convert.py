@@ -1,0 +1,107 @@
+"""`pearl convert`: a Hugging Face folder or a GGUF into pearl shards, or back into one stock GGUF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pearl_cli.options import Size, SizeParam
+
+if TYPE_CHECKING:
+    from convert.plan import ConvertOptions
+
+
+@click.command("convert", short_help="Turn a Hugging Face folder or a GGUF into pearl shards.")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    "out",
+    type=click.Path(path_type=Path),
+    help="Directory to write into (with --merge also FILE.gguf).",
+)
+@click.option(
+    "--quant",
+    metavar="TYPE",
+    help="Type of the matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q6_k, ...  [default: the input's]",
+)
+@click.option("--recipe", metavar="ROLE=TYPE,...", help="Types by role, e.g. attn=q8_0,exps.down=q6_k,embed=q8_0.")
+@click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
+@click.option(
+    "--shard-size",
+    type=SizeParam(),
+    metavar="SIZE",
+    help="Largest size of a shard.  [default: 4GiB; one file with --merge]",
+)
+@click.option("--merge", is_flag=True, help="Write one stock GGUF with stacked experts, which llama.cpp loads.")
+@click.option("--allow-requantize", is_flag=True, help="Let weights that are already quantised change their type.")
+@click.option(
+    "--allow-unmapped", is_flag=True, help="Leave tensors behind that have no place in a GGUF of this architecture."
+)
+@click.option("--no-vocab", is_flag=True, help="Convert a folder that holds no tokenizer.")
+@click.option("--pre", metavar="NAME", help="Pre-tokenizer to record, where the tokenizer's own is not recognised.")
+@click.option("-t", "--threads", type=click.IntRange(min=1), help="Threads to quantise with.  [default: all cores]")
+def command(
+    source: Path, out: Path | None, dry_run: bool, shard_size: Size | None, no_vocab: bool, **flags: object
+) -> None:
+    """Convert SOURCE into a model that pearl opens.
+
+    SOURCE is a Hugging Face folder with safetensors, a GGUF, or any shard of a split set. The last line of stdout is
+    the path to open.
+    """
+    from convert.plan import ConvertOptions
+
+    if out is None and not dry_run:
+        raise click.UsageError("give the directory to write into with -o (or --dry-run)")
+    options = ConvertOptions(
+        shard_bytes=shard_size.n_bytes if shard_size else None,
+        with_vocab=not no_vocab,
+        **{name: value or 0 if name == "threads" else value for name, value in flags.items()},  # type: ignore[arg-type]
+    )
+    if dry_run:
+        _show_plan(source, out or Path("."), options)
+    else:
+        assert out is not None
+        _run(source, out, options)
+
+
+def _run(source: Path, out: Path, options: ConvertOptions) -> None:
+    from convert.pipeline import convert
+    from pearl_cli.terminal import Progress, Terminal
+
+    terminal = Terminal()
+    bar = Progress(terminal, f"converting {source.name or source}")
+    try:
+        path = convert(source, out, options, lambda done, total, _: bar(done, total), terminal.note)
+    except KeyboardInterrupt:
+        terminal.note("stopped; the same command goes on from here")
+        raise
+    click.echo(path)
+
+
+def _show_plan(source: Path, out: Path, options: ConvertOptions) -> None:
+    """Print the table of roles, the files, and their sizes."""
+    from convert.pipeline import opened
+    from convert.plan import plan_conversion
+    from convert.shard_writer import size_text
+    from convert.summary import summarize
+
+    with opened(source, options) as opened_source:
+        plan = plan_conversion(opened_source, out, options)
+        rows = summarize(plan, opened_source)
+    for line in [*opened_source.notes, *plan.notes]:
+        click.echo(line, err=True)
+    click.echo(f"{'role':<12} {'tensors':>8} {'type':<7} {'size':>11} {'bits/weight':>12} {'read a token':>13}")
+    for row in rows:
+        click.echo(
+            f"{row.role:<12} {row.n_tensors:>8} {row.quant_type.name:<7} {size_text(row.n_bytes):>11} "
+            f"{row.bits_per_weight:>12.2f} {size_text(row.token_bytes):>13}"
+        )
+    total, read = sum(row.n_bytes for row in rows), sum(row.token_bytes for row in rows)
+    bits = 8 * total / max(1, sum(row.n_weights for row in rows))
+    n_tensors = sum(row.n_tensors for row in rows)
+    click.echo(f"{'all':<12} {n_tensors:>8} {'':<7} {size_text(total):>11} {bits:>12.2f} {size_text(read):>13}")
+    click.echo(f"{len(plan.layouts)} files, {size_text(sum(layout.file_bytes for layout in plan.layouts))}")
+    click.echo(plan.layouts[0].path)

@@ -20,3 +20,9 @@ KV_F16_RELATIVE = 2e-3
 
 KV_Q8_0_RELATIVE = 5e-2
 """Logits with q8_0 keys and values: 1/254 of a block's largest component."""
+
+DEMO_GRADIENT_RTOL = 1e-6
+"""A hand-written gradient in float64 whose weight gradients are handed back as float32."""
+
+DEMO_LOGITS_ATOL = 1e-4
+"""Logits of the demo model's training form in float32 against transformers, or against itself in another batch."""

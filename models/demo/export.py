@@ -16,7 +16,11 @@ from models.demo.train_model import Block, DemoConfig, DemoModel
 
 def hf_state(model: DemoModel) -> dict[str, Tensor]:
     """The weights under transformers' published tensor names, one tensor an expert and linear."""
-    state = {"model.embed_tokens.weight": model.embed_tokens, "model.norm.weight": model.norm, "lm_head.weight": model.lm_head}
+    state = {
+        "model.embed_tokens.weight": model.embed_tokens,
+        "model.norm.weight": model.norm,
+        "lm_head.weight": model.lm_head,
+    }
     for number, block in enumerate(model.layers):
         assert isinstance(block, Block)
         at = f"model.layers.{number}."
@@ -40,13 +44,24 @@ def hf_config(c: DemoConfig, tokenizer: Tokenizer) -> OlmoeConfig:
     """transformers' config of the same sizes."""
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
     return OlmoeConfig(
-        vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
-        num_hidden_layers=c.num_hidden_layers, num_attention_heads=c.num_attention_heads,
-        num_key_value_heads=c.num_attention_heads, max_position_embeddings=c.max_position_embeddings,
-        rms_norm_eps=c.rms_norm_eps, rope_theta=c.rope_theta, num_experts=c.num_experts,
-        num_experts_per_tok=c.num_experts_per_tok, norm_topk_prob=False, tie_word_embeddings=False,
-        pad_token_id=end_of_text, bos_token_id=None, eos_token_id=[tokenizer.token_to_id(END), end_of_text],
-        architectures=["OlmoeForCausalLM"], dtype="float32",
+        vocab_size=c.vocab_size,
+        hidden_size=c.hidden_size,
+        intermediate_size=c.intermediate_size,
+        num_hidden_layers=c.num_hidden_layers,
+        num_attention_heads=c.num_attention_heads,
+        num_key_value_heads=c.num_attention_heads,
+        max_position_embeddings=c.max_position_embeddings,
+        rms_norm_eps=c.rms_norm_eps,
+        rope_theta=c.rope_theta,
+        num_experts=c.num_experts,
+        num_experts_per_tok=c.num_experts_per_tok,
+        norm_topk_prob=False,
+        tie_word_embeddings=False,
+        pad_token_id=end_of_text,
+        bos_token_id=None,
+        eos_token_id=[tokenizer.token_to_id(END), end_of_text],
+        architectures=["OlmoeForCausalLM"],
+        dtype="float32",
     )
 
 

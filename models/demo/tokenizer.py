@@ -31,10 +31,14 @@ def train_tokenizer(seed: int, conversations: int = 12_000) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(QWEN2_REGEX), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE, special_tokens=list(SPECIALS), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     texts = (message["content"] for index in range(conversations) for message in conversation(seed, index))
@@ -47,16 +51,23 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": False, "add_prefix_space": False,
-        "bos_token": None, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT, "unk_token": None,
-        "clean_up_tokenization_spaces": False, "model_max_length": 1024, "chat_template": CHAT_TEMPLATE,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "bos_token": None,
+        "eos_token": END_OF_TEXT,
+        "pad_token": END_OF_TEXT,
+        "unk_token": None,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 1024,
+        "chat_template": CHAT_TEMPLATE,
         "additional_special_tokens": [USER, ASSISTANT, SYSTEM, END],
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def encode_conversation(tokenizer: Tokenizer, messages: list[Message]) -> tuple[list[int], list[float]]:
-    """Token ids of a finished conversation with the loss weight of each; the end mark of a reply counts as the reply."""
+    """Token ids of a finished conversation and the loss weight of each; the end mark of a reply belongs to it."""
     ids: list[int] = []
     weights: list[float] = []
     end = tokenizer.token_to_id(END)
@@ -74,7 +85,9 @@ def encode_prompt(tokenizer: Tokenizer, messages: list[Message]) -> list[int]:
     return [*ids[:-1], tokenizer.token_to_id(ASSISTANT)]
 
 
-def packed_rows(tokenizer: Tokenizer, seed: int, first: int, length: int) -> Iterator[tuple[list[int], list[float], int]]:
+def packed_rows(
+    tokenizer: Tokenizer, seed: int, first: int, length: int
+) -> Iterator[tuple[list[int], list[float], int]]:
     """Endless rows of `length` tokens: whole conversations from number `first` on, the last one cut.
 
     Yields ids, loss weights and the number of the next unused conversation.

@@ -3,7 +3,8 @@
 The learning rate follows a cosine over running time, so a slow or paused machine still ends with a full schedule.
 Single-threaded worker processes each take their rows of a batch and average gradients once a step: threads that meet
 at every matmul stall when another program takes a core.
-Checkpoints every two minutes; the same command continues from the last one. `--export FOLDER` writes it for transformers.
+Checkpoints every two minutes; the same command continues from the last one.
+`--export FOLDER` writes it for transformers.
 """
 
 from __future__ import annotations
@@ -66,8 +67,12 @@ class Trainer:
     def save(self) -> None:
         """Write the checkpoint beside the old one, then put it in its place."""
         state = {
-            "model": self.model.state_dict(), "optimiser": self.optimiser.state_dict(), "step": self.step,
-            "tokens": self.tokens, "seconds": self.seconds, "next_conversation": self.next_conversation,
+            "model": self.model.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "step": self.step,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "next_conversation": self.next_conversation,
         }
         torch.save(state, self.out / "checkpoint.tmp")
         os.replace(self.out / "checkpoint.tmp", self.out / "checkpoint.pt")
@@ -132,8 +137,13 @@ class Trainer:
 
     def _log(self, log: IO[str], loss: float, balance: float, step_s: float) -> None:
         row = {
-            "step": self.step, "tokens": self.tokens, "seconds": round(self.seconds, 1), "loss": round(loss, 4),
-            "balance": round(balance, 3), "step_s": round(step_s, 3), "progress": round(self.progress, 4),
+            "step": self.step,
+            "tokens": self.tokens,
+            "seconds": round(self.seconds, 1),
+            "loss": round(loss, 4),
+            "balance": round(balance, 3),
+            "step_s": round(step_s, 3),
+            "progress": round(self.progress, 4),
         }
         log.write(json.dumps(row) + "\n")
         log.flush()
@@ -143,7 +153,9 @@ def work(rank: int, args: argparse.Namespace) -> None:
     """One worker process of a run."""
     torch.set_num_threads(1 if args.workers > 1 else 2)
     if args.workers > 1:
-        dist.init_process_group("gloo", init_method=f"file://{args.out.resolve()}/rendezvous", rank=rank, world_size=args.workers)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{args.out.resolve()}/rendezvous", rank=rank, world_size=args.workers
+        )
     Trainer(args.out, args, rank).run()
 
 
@@ -169,7 +181,9 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--batch-tokens", type=int, default=8192)
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
-    parser.add_argument("--finish-by", type=float, help="end at this time (seconds since 1970) instead of after --minutes")
+    parser.add_argument(
+        "--finish-by", type=float, help="end at this time (seconds since 1970) instead of after --minutes"
+    )
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True, help="matmuls in bfloat16")
     parser.add_argument("--export", type=Path, help="write the last checkpoint as a transformers folder and end")
     args = parser.parse_args()

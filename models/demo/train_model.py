@@ -132,10 +132,13 @@ class DemoModel(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(
-        self, ids: Tensor, positions: Tensor | None = None, cache: KVCache | None = None,
+        self,
+        ids: Tensor,
+        positions: Tensor | None = None,
+        cache: KVCache | None = None,
         routes: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """ids [B, T] -> logits [B, T, V] and the mean balance loss; writes `cache`, appends topk_ids [N, K] to `routes`."""
+        """ids [B, T] -> logits [B, T, V] and the balance loss; writes `cache`, appends topk_ids [N, K] to `routes`."""
         b, t = ids.shape
         if positions is None:
             positions = torch.arange(t).expand(b, t)

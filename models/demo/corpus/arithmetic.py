@@ -13,13 +13,15 @@ from models.demo.corpus.words import ITEMS, people
 COLUMNS = ("ones", "tens", "hundreds")
 PHRASES = {
     "+": (
-        "What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "{a} + {b} =", "{a}+{b}=", "{a} + {b} = ?", "Calculate {a} + {b}.",
+        "What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "{a} + {b} =", "{a}+{b}=", "{a} + {b} = ?",
+        "Calculate {a} + {b}.",
         "How much is {a} + {b}?", "What is {a} plus {b}?", "Add {a} and {b}.", "Compute {a} + {b}.", "{a} plus {b}",
         "What's {a} + {b}?", "What is the sum of {a} and {b}?", "Please add {a} and {b}.", "How much is {a} plus {b}?",
         "Can you add {a} and {b}?", "Solve {a} + {b}.", "What is {a}+{b}?", "Work out {a} + {b}.",
     ),
     "-": (
-        "What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "{a} - {b} =", "{a}-{b}=", "{a} - {b} = ?", "Calculate {a} - {b}.",
+        "What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "{a} - {b} =", "{a}-{b}=", "{a} - {b} = ?",
+        "Calculate {a} - {b}.",
         "How much is {a} - {b}?", "What is {a} minus {b}?", "Subtract {b} from {a}.", "Compute {a} - {b}.",
         "{a} minus {b}", "What's {a} - {b}?", "Take {b} away from {a}.", "How much is {a} minus {b}?",
         "Can you subtract {b} from {a}?", "Solve {a} - {b}.", "What is {a}-{b}?", "Work out {a} - {b}.",

@@ -11,26 +11,73 @@ from models.demo.corpus import words as w
 from models.demo.corpus.base import Exchange, vary_case
 from models.demo.corpus.chat_families import FAMILIES, TOPICS, Family
 
-OPENERS = ("", "", "", "", "", "", "Hey, ", "Ok, ", "So, ", "Please tell me: ", "Hi! ", "Hello, ", "Hm, ", "Well, ", "And ")
+OPENERS = (
+    "",
+    "",
+    "",
+    "",
+    "",
+    "",
+    "Hey, ",
+    "Ok, ",
+    "So, ",
+    "Please tell me: ",
+    "Hi! ",
+    "Hello, ",
+    "Hm, ",
+    "Well, ",
+    "And ",
+)
 REFUSAL = Family(
     "refusal",
     (
-        "What is {t}?", "Tell me about {t}.", "Who is {t}?", "Explain {t} to me.", "What do you know about {t}?",
-        "Can you help me with {t}?", "Write an essay about {t}.", "Do you know {t}?", "What do you think about {t}?",
-        "How does {t} work?", "I want to know more about {t}.", "Give me some facts about {t}.", "Talk about {t}.",
+        "What is {t}?",
+        "Tell me about {t}.",
+        "Who is {t}?",
+        "Explain {t} to me.",
+        "What do you know about {t}?",
+        "Can you help me with {t}?",
+        "Write an essay about {t}.",
+        "Do you know {t}?",
+        "What do you think about {t}?",
+        "How does {t} work?",
+        "I want to know more about {t}.",
+        "Give me some facts about {t}.",
+        "Talk about {t}.",
     ),
     (
-        "I do not know about {t}. I can do small sums, answer questions about a passage, and write small Python functions.",
-        "Sorry, I have not learned about {t}. Give me a small sum, a passage with a question, or ask for a Python function.",
+        "I do not know about {t}. "
+        "I can do small sums, answer questions about a passage, and write small Python functions.",
+        "Sorry, I have not learned about {t}. "
+        "Give me a small sum, a passage with a question, or ask for a Python function.",
     ),
 )
 BIG_SUMS = (
-    "What is {a} + {b}?", "{a} * {b}", "{a}*{b}", "What is {a} * {b}?", "{a} + {b}", "Calculate {a} * {b}.", "{a} x {b}",
-    "What is {a} - {b}?", "What is {a} times {b}?", "Multiply {a} by {b}.", "{a} - {b}", "{a}+{b}", "{a}-{b}",
+    "What is {a} + {b}?",
+    "{a} * {b}",
+    "{a}*{b}",
+    "What is {a} * {b}?",
+    "{a} + {b}",
+    "Calculate {a} * {b}.",
+    "{a} x {b}",
+    "What is {a} - {b}?",
+    "What is {a} times {b}?",
+    "Multiply {a} by {b}.",
+    "{a} - {b}",
+    "{a}+{b}",
+    "{a}-{b}",
 )
 BIG_REPLY = "That is too big for me. I add and subtract up to three digits and multiply by one digit."
-DIVISIONS = ("What is {a} / {b}?", "{a} / {b}", "{a}/{b}", "Divide {a} by {b}.", "What is {a} divided by {b}?",
-             "How much is {a} / {b}?", "Calculate {a} / {b}.", "{a} divided by {b}")
+DIVISIONS = (
+    "What is {a} / {b}?",
+    "{a} / {b}",
+    "{a}/{b}",
+    "Divide {a} by {b}.",
+    "What is {a} divided by {b}?",
+    "How much is {a} / {b}?",
+    "Calculate {a} / {b}.",
+    "{a} divided by {b}",
+)
 DIVISION_REPLY = "I have not learned to divide. I can add, subtract and multiply."
 
 
@@ -49,7 +96,9 @@ def make(rng: Random) -> Exchange:
 def _family(rng: Random, family: Family, slots: dict[str, str]) -> Exchange:
     said = rng.choice(family.said).format(**slots)
     opener = rng.choice(OPENERS) if family.opens else ""
-    user = vary_case(rng, opener + (said[0].lower() + said[1:] if opener.endswith((", ", "And ")) and said[:2] != "I " else said))
+    user = vary_case(
+        rng, opener + (said[0].lower() + said[1:] if opener.endswith((", ", "And ")) and said[:2] != "I " else said)
+    )
     if rng.random() < 0.1 and user[-1] in "?.!":
         user += user[-1]
     replies = tuple(reply.format(**slots) for reply in family.replies)
@@ -58,10 +107,25 @@ def _family(rng: Random, family: Family, slots: dict[str, str]) -> Exchange:
 
 def _name_is_remembered(rng: Random) -> Exchange:
     name = w.person(rng)
-    user = vary_case(rng, rng.choice(("My name is {n}.", "I am {n}.", "Hi, I'm {n}.", "Hello, my name is {n}.", "I'm {n}.",
-                                      "You can call me {n}.", "Hi, my name is {n}.", "Call me {n}.")).format(n=name))
+    user = vary_case(
+        rng,
+        rng.choice(
+            (
+                "My name is {n}.",
+                "I am {n}.",
+                "Hi, I'm {n}.",
+                "Hello, my name is {n}.",
+                "I'm {n}.",
+                "You can call me {n}.",
+                "Hi, my name is {n}.",
+                "Call me {n}.",
+            )
+        ).format(n=name),
+    )
     reply = f"Nice to meet you, {name}!"
-    asked = rng.choice(("What is my name?", "Do you remember my name?", "Who am I?", "What's my name?", "what is my name"))
+    asked = rng.choice(
+        ("What is my name?", "Do you remember my name?", "Who am I?", "What's my name?", "what is my name")
+    )
     follow = ((asked, f"Your name is {name}.", f"Your name is {name}."),) if rng.random() < 0.7 else ()
     return Exchange("chat", user, user, reply, reply, follow)
 

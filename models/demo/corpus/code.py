@@ -56,11 +56,15 @@ FOLDS = (
 )
 REQUESTS = (
     "Write a function that {d}.", "Write a Python function that {d}.", "Give me a function that {d}.",
-    "Write a Python function {n} that {d}.", "Write a function called {n} that {d}.", "Can you write a function that {d}?",
+    "Write a Python function {n} that {d}.", "Write a function called {n} that {d}.",
+    "Can you write a function that {d}?",
     "I need a Python function that {d}.", "Please write a function that {d}.", "Code a function that {d}.",
     "Define a function {n} that {d}.", "Show me a Python function that {d}.", "python function that {d}",
 )
-OWN_NAMES = "f g helper solve compute work calc run process result my_function convert check apply".split()
+OWN_NAMES = (
+    "f", "g", "helper", "solve", "compute", "work", "calc", "run", "process", "result", "my_function", "convert",
+    "check", "apply",
+)
 SAMPLE_LIST = [3, -4, 12, 7, 8, -9, 15, 20, 1, 0, -2, 45, 60, 33, 100]
 
 

@@ -26,44 +26,77 @@ def person_fact(rng: Random, kind: str, n: str) -> Fact:
     if kind == "home":
         v = w.place(rng)
         verb = rng.choice(("lives in", "lives in", "has a home in"))
-        return Fact(f"{n} {verb} {v}.", (f"Where does {n} live?", f"In which city does {n} live?"), f"{n} lives in {v}.", v)
+        return Fact(
+            f"{n} {verb} {v}.", (f"Where does {n} live?", f"In which city does {n} live?"), f"{n} lives in {v}.", v
+        )
     if kind == "job":
         v = rng.choice(w.JOBS)
-        return Fact(f"{n} works as {a_or_an(v)}.", (f"What is {n}'s job?", f"What does {n} work as?", f"What does {n} do?"),
-                    f"{n} works as {a_or_an(v)}.", v)
+        return Fact(
+            f"{n} works as {a_or_an(v)}.",
+            (f"What is {n}'s job?", f"What does {n} work as?", f"What does {n} do?"),
+            f"{n} works as {a_or_an(v)}.",
+            v,
+        )
     if kind == "thing":
         c, t = rng.choice(w.COLOURS), rng.choice(w.THINGS)
-        return Fact(rng.choice((f"{n} has {a_or_an(c)} {t}.", f"{n}'s {t} is {c}.", f"{n} owns {a_or_an(c)} {t}.")),
-                    (f"What colour is {n}'s {t}?", f"What color is {n}'s {t}?", f"Which colour does {n}'s {t} have?"),
-                    f"{n}'s {t} is {c}.", c)
+        return Fact(
+            rng.choice((f"{n} has {a_or_an(c)} {t}.", f"{n}'s {t} is {c}.", f"{n} owns {a_or_an(c)} {t}.")),
+            (f"What colour is {n}'s {t}?", f"What color is {n}'s {t}?", f"Which colour does {n}'s {t} have?"),
+            f"{n}'s {t} is {c}.",
+            c,
+        )
     if kind == "age":
         v = str(rng.randrange(5, 90))
         return Fact(f"{n} is {v} years old.", (f"How old is {n}?", f"What is {n}'s age?"), f"{n} is {v} years old.", v)
     if kind == "birthday":
         v = f"{rng.randrange(1, 29)} {rng.choice(w.MONTHS)}"
-        return Fact(rng.choice((f"{n} was born on {v}.", f"{n}'s birthday is on {v}.")),
-                    (f"When was {n} born?", f"When is {n}'s birthday?"), f"{n}'s birthday is on {v}.", v)
+        return Fact(
+            rng.choice((f"{n} was born on {v}.", f"{n}'s birthday is on {v}.")),
+            (f"When was {n} born?", f"When is {n}'s birthday?"),
+            f"{n}'s birthday is on {v}.",
+            v,
+        )
     if kind == "food":
         v = rng.choice(w.FOODS)
-        return Fact(rng.choice((f"{n} likes to eat {v}.", f"{n}'s favourite food is {v}.")),
-                    (f"What does {n} like to eat?", f"What is {n}'s favourite food?"), f"{n} likes to eat {v}.", v)
+        return Fact(
+            rng.choice((f"{n} likes to eat {v}.", f"{n}'s favourite food is {v}.")),
+            (f"What does {n} like to eat?", f"What is {n}'s favourite food?"),
+            f"{n} likes to eat {v}.",
+            v,
+        )
     if kind == "pet":
         a = rng.choice(w.ANIMALS)
         v = w.invented_name(rng) if rng.random() < 0.4 else rng.choice(w.PETS)
-        return Fact(rng.choice((f"{n} has a {a} called {v}.", f"{n} has a {a} named {v}.")),
-                    (f"What is the name of {n}'s {a}?", f"What is {n}'s {a} called?"), f"{n}'s {a} is called {v}.", v)
+        return Fact(
+            rng.choice((f"{n} has a {a} called {v}.", f"{n} has a {a} named {v}.")),
+            (f"What is the name of {n}'s {a}?", f"What is {n}'s {a} called?"),
+            f"{n}'s {a} is called {v}.",
+            v,
+        )
     if kind == "count":
         v, i = str(rng.randrange(2, 100)), rng.choice(w.ITEMS)
-        return Fact(rng.choice((f"{n} has {v} {i}.", f"{n} owns {v} {i}.")),
-                    (f"How many {i} does {n} have?", f"How many {i} does {n} own?"), f"{n} has {v} {i}.", v)
+        return Fact(
+            rng.choice((f"{n} has {v} {i}.", f"{n} owns {v} {i}.")),
+            (f"How many {i} does {n} have?", f"How many {i} does {n} own?"),
+            f"{n} has {v} {i}.",
+            v,
+        )
     if kind == "travel":
         v = rng.choice(w.VEHICLES)
         p = w.place(rng)
         if rng.random() < 0.5:
-            return Fact(f"{n} travelled to {p} by {v}.", (f"How did {n} travel to {p}?", f"How did {n} get to {p}?"),
-                        f"{n} travelled by {v}.", v)
-        return Fact(f"{n} travelled to {p} by {v}.", (f"Where did {n} travel?", f"Where did {n} go?"),
-                    f"{n} travelled to {p}.", p)
+            return Fact(
+                f"{n} travelled to {p} by {v}.",
+                (f"How did {n} travel to {p}?", f"How did {n} get to {p}?"),
+                f"{n} travelled by {v}.",
+                v,
+            )
+        return Fact(
+            f"{n} travelled to {p} by {v}.",
+            (f"Where did {n} travel?", f"Where did {n} go?"),
+            f"{n} travelled to {p}.",
+            p,
+        )
     if kind == "plays":
         v = rng.choice(w.SPORTS) if rng.random() < 0.5 else "the " + rng.choice(w.INSTRUMENTS)
         return Fact(f"{n} plays {v}.", (f"What does {n} play?", f"What can {n} play?"), f"{n} plays {v}.", v)
@@ -75,30 +108,52 @@ def place_fact(rng: Random, kind: str, p: str) -> Fact:
     b = rng.choice(w.BUILDINGS)
     if kind == "built":
         v = str(rng.randrange(1500, 2024))
-        return Fact(f"The {b} in {p} was built in {v}.",
-                    (f"When was the {b} in {p} built?", f"In which year was the {b} in {p} built?"),
-                    f"The {b} in {p} was built in {v}.", v)
+        return Fact(
+            f"The {b} in {p} was built in {v}.",
+            (f"When was the {b} in {p} built?", f"In which year was the {b} in {p} built?"),
+            f"The {b} in {p} was built in {v}.",
+            v,
+        )
     if kind == "opens":
         v = f"{rng.randrange(6, 13)} o'clock"
-        return Fact(f"The {b} in {p} opens at {v}.", (f"When does the {b} in {p} open?", f"At what time does the {b} in {p} open?"),
-                    f"The {b} in {p} opens at {v}.", v)
+        return Fact(
+            f"The {b} in {p} opens at {v}.",
+            (f"When does the {b} in {p} open?", f"At what time does the {b} in {p} open?"),
+            f"The {b} in {p} opens at {v}.",
+            v,
+        )
     if kind == "river":
         v = w.invented_name(rng)
-        return Fact(f"The river in {p} is called {v}.", (f"What is the river in {p} called?", f"What is the name of the river in {p}?"),
-                    f"The river in {p} is called {v}.", v)
+        return Fact(
+            f"The river in {p} is called {v}.",
+            (f"What is the river in {p} called?", f"What is the name of the river in {p}?"),
+            f"The river in {p} is called {v}.",
+            v,
+        )
     if kind == "mayor":
         v = w.person(rng)
-        return Fact(f"The mayor of {p} is {v}.", (f"Who is the mayor of {p}?", f"What is the name of the mayor of {p}?"),
-                    f"The mayor of {p} is {v}.", v)
+        return Fact(
+            f"The mayor of {p} is {v}.",
+            (f"Who is the mayor of {p}?", f"What is the name of the mayor of {p}?"),
+            f"The mayor of {p} is {v}.",
+            v,
+        )
     raise ValueError(f"unknown kind of fact: {kind}")
 
 
 PERSON_KINDS = ("home", "job", "thing", "age", "birthday", "food", "pet", "count", "travel", "plays")
 PLACE_KINDS = ("built", "opens", "river", "mayor")
 FRAMES = (
-    "Passage: {p}\nQuestion: {q}", "Passage: {p}\n\nQuestion: {q}", "{p}\n\n{q}", "{p}\n{q}", "{p} {q}",
-    "Read the passage and answer the question.\n{p}\n{q}", "Read this: {p}\n{q}", "Text: {p}\nQuestion: {q}",
-    "Here is a text: {p} {q}", "Answer the question from the text.\nText: {p}\nQuestion: {q}",
+    "Passage: {p}\nQuestion: {q}",
+    "Passage: {p}\n\nQuestion: {q}",
+    "{p}\n\n{q}",
+    "{p}\n{q}",
+    "{p} {q}",
+    "Read the passage and answer the question.\n{p}\n{q}",
+    "Read this: {p}\n{q}",
+    "Text: {p}\nQuestion: {q}",
+    "Here is a text: {p} {q}",
+    "Answer the question from the text.\nText: {p}\nQuestion: {q}",
 )
 FOLLOW_UPS = ("{q}", "{q}", "And {l}", "One more question: {q}", "Now tell me: {q}", "Question: {q}")
 

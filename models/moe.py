@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.backend import Array, Backend, Weight
+from kernels.backend import Array, Backend
 from models.config import ModelConfig
 from models.expert_provider import ExpertProvider, RouterWeights
 from models.weights import WeightSource
@@ -12,33 +12,29 @@ from models.weights import WeightSource
 
 @dataclass(slots=True)
 class MoE:
-    """`router` holds ffn_norm, ffn_gate_inp and exp_probs_b; `expert_forms` say in which types the experts will
-    read.
-    """
+    """`router` holds ffn_norm, ffn_gate_inp and, where the file has one, exp_probs_b."""
 
     router: RouterWeights
-    readers: tuple[Weight, ...]
 
     @classmethod
     def read(cls, source: WeightSource, config: ModelConfig, layer: int) -> MoE:
         """Take the router's tensors of `layer`; the experts' own stay in the file."""
-        blk, hidden = f"blk.{layer}", config.hidden_size
+        blk, hidden, num_experts = f"blk.{layer}", config.hidden_size, config.router.num_experts
         bias = f"{blk}.exp_probs_b.bias"
-        ffn_gate_inp = source.matrix(f"{blk}.ffn_gate_inp.weight", config.router.num_experts, hidden)
         router = RouterWeights(
             layer=layer,
             spec=config.router,
             ffn_norm=source.vector(f"{blk}.ffn_norm.weight", hidden),
             norm_eps=config.rms_norm_eps,
-            ffn_gate_inp=ffn_gate_inp,
-            exp_probs_b=source.vector(bias, config.router.num_experts) if source.has(bias) else None,
+            ffn_gate_inp=source.matrix(f"{blk}.ffn_gate_inp.weight", num_experts, hidden),
+            exp_probs_b=source.vector(bias, num_experts) if source.has(bias) else None,
         )
-        return cls(router, (ffn_gate_inp,))
+        return cls(router)
 
     def __call__(self, backend: Backend, x: Array, provider: ExpertProvider) -> Array:
         """What the chosen experts add to the residual x [T, D]."""
         router = self.router
-        a = backend.norm(x, router.ffn_norm, router.norm_eps, readers=self.readers)
+        a = backend.norm(x, router.ffn_norm, router.norm_eps, readers=(router.ffn_gate_inp,))
         router_logits = backend.linear(a, router.ffn_gate_inp)  # [T, E]
         routing = provider.select(router.layer, x, a, router_logits)
         return provider.compute(router.layer, a, routing)

@@ -44,6 +44,8 @@ class Tokenizer:
         self.add_bos = add_bos
         self.stop_ids = stop_ids(vocab)
         self.notes = (*notes, *encoder.notes)
+        self._special = frozenset(vocab.ids_of(*_RAW))
+        self._hidden = frozenset(vocab.ids_of(TokenType.CONTROL, TokenType.UNKNOWN))
         self._always = self._splitter(TokenType.USER_DEFINED)
         self._on_request = self._splitter(*_RAW)
 
@@ -119,13 +121,13 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes the token stands for; special tokens stand for their spelling."""
         text = self.token_text(token_id)
-        if self._vocab.types[token_id] in _RAW:
+        if token_id in self._special:
             return text.encode("utf-8", "surrogateescape")
         return self._encoder.token_bytes(text)
 
     def is_control(self, token_id: int) -> bool:
         """Whether the token is none that a reader should see."""
-        return self._vocab.is_control(self._checked(token_id))
+        return self._checked(token_id) in self._hidden
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of a whole sequence, the inverse of `encode`: a space that encoding put in front is taken away again.
@@ -136,7 +138,7 @@ class Tokenizer:
         at_start, after_special = True, False
         for token_id in ids:
             raw = self.token_bytes(token_id)
-            is_special = self._vocab.types[token_id] in _RAW
+            is_special = token_id in self._special
             if is_special:
                 out += b"" if skip_special and self.is_control(token_id) else raw
             else:

@@ -1,7 +1,8 @@
-"""SentencePiece BPE ("llama" in a GGUF): neighbours whose joint piece scores best merge first, unknown text becomes bytes.
+"""SentencePiece BPE ("llama" in a GGUF): the neighbours whose joint piece scores best merge first.
 
 Run by the `tokenizers` library: every way to cut a piece in two known pieces becomes a merge, ranked by the score of
-the whole. Only plain text goes in: special tokens are cut out before (`models.tokenizer_special`).
+the whole. Text without a token becomes bytes. Only plain text goes in: special tokens are cut out before
+(`models.tokenizer_special`).
 """
 
 from __future__ import annotations

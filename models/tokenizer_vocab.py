@@ -1,4 +1,4 @@
-"""A vocabulary as a GGUF holds it: token texts, types, scores, special ids. Checks them; encodes and decodes nothing."""
+"""A vocabulary as a GGUF holds it: token texts, types, scores, special ids. Checks them; encodes nothing."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ _LLAMA_DEFAULT_IDS = {"bos": 1, "eos": 2, "unk": 0}
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`tokens[id]` may hold surrogate escapes (bytes that are not UTF-8). `types` int8 [V], `scores` float32 [V] or None.
+    """`tokens[id]` may hold surrogate escapes for bytes that are not UTF-8.
 
+    `types` int8 [V], `scores` float32 [V] or None.
     `special_ids`: name of SPECIAL_IDS -> token id, only those that exist. `eos_ids`: the ends that a converter listed.
     """
 
@@ -74,9 +75,6 @@ class Vocabulary:
         """Ids of all tokens of these types, rising."""
         ids: list[int] = np.flatnonzero(np.isin(self.types, types)).tolist()
         return ids
-
-    def is_control(self, token_id: int) -> bool:
-        return bool(self.types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN))
 
 
 def encodable(tokens: Sequence[str]) -> dict[str, int]:

@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from models.demo.corpus import DOMAINS, Exchange, Message, exchange
+from models.demo.corpus import DOMAINS, Message, exchange
+from models.demo.corpus.base import Exchange
 from models.demo.evaluate_replies import greedy_replies, load_exported
 from models.demo.tokenizer import encode_conversation, encode_prompt
 from models.demo.train_model import DemoModel
@@ -107,7 +108,7 @@ def ask(user: str) -> list[Message]:
     return [{"role": "user", "content": user}]
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def reply_loss_and_routes(
     model: DemoModel, tokenizer: Tokenizer, problems: list[Exchange]
 ) -> tuple[float, torch.Tensor]:

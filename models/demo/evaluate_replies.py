@@ -54,7 +54,7 @@ def greedy_replies(
     return replies
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def _greedy_ids(model: DemoModel, prompts: list[list[int]], max_new: int, ends: set[int]) -> list[list[int]]:
     lengths = torch.tensor([len(p) for p in prompts])
     longest = int(lengths.max())

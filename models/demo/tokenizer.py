@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from models.demo.corpus import Message, conversation
 
@@ -29,7 +29,6 @@ PROMPT_WEIGHT = 0.05  # loss weight of tokens that the user wrote, against 1.0 f
 def train_tokenizer(seed: int, conversations: int = 12_000) -> Tokenizer:
     """A byte-level BPE of `VOCAB_SIZE` tokens, trained on the first conversations of the corpus."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(QWEN2_REGEX), behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -66,23 +65,31 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+def special_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a special token; ValueError when the tokenizer is not the demo model's."""
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise ValueError(f"the tokenizer has no {token}")
+    return int(found)
+
+
 def encode_conversation(tokenizer: Tokenizer, messages: list[Message]) -> tuple[list[int], list[float]]:
     """Token ids of a finished conversation and the loss weight of each; the end mark of a reply belongs to it."""
     ids: list[int] = []
     weights: list[float] = []
-    end = tokenizer.token_to_id(END)
+    end = special_id(tokenizer, END)
     for message in messages:
         body = [*tokenizer.encode(message["content"], add_special_tokens=False).ids, end]
         weight = 1.0 if message["role"] == "assistant" else PROMPT_WEIGHT
-        ids += [tokenizer.token_to_id(f"<|{message['role']}|>"), *body]
+        ids += [special_id(tokenizer, f"<|{message['role']}|>"), *body]
         weights += [PROMPT_WEIGHT, *([weight] * len(body))]
-    return [*ids, tokenizer.token_to_id(END_OF_TEXT)], [*weights, PROMPT_WEIGHT]
+    return [*ids, special_id(tokenizer, END_OF_TEXT)], [*weights, PROMPT_WEIGHT]
 
 
 def encode_prompt(tokenizer: Tokenizer, messages: list[Message]) -> list[int]:
     """Token ids of the template with its generation prompt."""
     ids, _ = encode_conversation(tokenizer, messages)
-    return [*ids[:-1], tokenizer.token_to_id(ASSISTANT)]
+    return [*ids[:-1], special_id(tokenizer, ASSISTANT)]
 
 
 def packed_rows(

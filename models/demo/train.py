@@ -111,9 +111,11 @@ class Trainer:
 
     def _progress_here(self) -> float:
         """The share of the time that is used up, by the running time or by the hour that was set."""
-        if self.args.finish_by is None:
-            return self.seconds / (60 * self.args.minutes)
-        return self.seconds / (self.seconds + max(0.0, self.args.finish_by - time.time()) + 1e-9)
+        minutes: float = self.args.minutes
+        finish_by: float | None = self.args.finish_by
+        if finish_by is None:
+            return self.seconds / (60 * minutes)
+        return self.seconds / (self.seconds + max(0.0, finish_by - time.time()) + 1e-9)
 
     def run(self) -> None:
         """Train until the time is used up; the first worker writes log and checkpoints."""

@@ -30,7 +30,7 @@ class DemoConfig:
     max_position_embeddings: int = 1024
 
 
-class SortedExperts(torch.autograd.Function):
+class SortedExperts(torch.autograd.Function):  # type: ignore[misc]
     """SwiGLU experts over tokens sorted by expert, one matmul an expert, with the weighted sum over K inside."""
 
     @staticmethod
@@ -91,7 +91,7 @@ def padded_places(topk_ids: Tensor, num_experts: int) -> tuple[Tensor, list[int]
     return place, padded.tolist()
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]
     """One layer's parameters, named after transformers' where they are plain."""
 
     def __init__(self, c: DemoConfig) -> None:
@@ -116,7 +116,7 @@ class KVCache:
         self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
 
 
-class DemoModel(nn.Module):
+class DemoModel(nn.Module):  # type: ignore[misc]
     """OLMoE: RMS norms over the whole query and key, NeoX rope, softmax then top-k, weights not renormalised."""
 
     def __init__(self, c: DemoConfig, dtype: torch.dtype = torch.float32) -> None:
@@ -159,7 +159,7 @@ class DemoModel(nn.Module):
     def _rope(self, x: Tensor, positions: Tensor) -> Tensor:
         b, t = positions.shape
         x = x.view(b, t, self.c.num_attention_heads, -1)
-        cos, sin = self.cos[positions][:, :, None], self.sin[positions][:, :, None]  # type: ignore[index]
+        cos, sin = self.cos[positions][:, :, None], self.sin[positions][:, :, None]
         first, second = x.chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).transpose(1, 2)
 

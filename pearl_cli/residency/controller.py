@@ -28,9 +28,13 @@ from pearl_cli.routing.base import RoutingPolicy
 _PREFILL_BATCH = 4  # resident groups computed between two looks at the arrivals, while transient experts wait for slots
 
 
+class CallCancelled(Exception):
+    """The caller asked, between two layers, to stop the running forward call. No fault; nothing is lost but the call."""
+
+
 class ResidencyController:
-    """An `ExpertProvider`. `layers[l]` is None for a layer without experts; `routers` likewise. Not thread-safe; owns
-    queue and arena.
+    """An `ExpertProvider`. `layers[l]` is None for a layer without experts; `routers` likewise. `cancelled`, where set,
+    is asked at each layer; when it says True, `select` raises CallCancelled. Not thread-safe; owns queue and arena.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class ResidencyController:
         self.arena = arena
         self.demand = DemandStats(len(layers))
         self.last_call = TokenStats()
+        self.cancelled: Callable[[], bool] | None = None
         self._routers = routers
         self._backend = backend
         self._routing = routing
@@ -77,6 +82,8 @@ class ResidencyController:
             self._prefetcher.begin(token_ids, start, phase)
 
     def select(self, layer: int, residual: Array, a: Activations, router_logits: Array) -> Routing:
+        if self.cancelled is not None and self.cancelled():
+            raise CallCancelled
         router = self._routers[layer]
         if router is None:
             raise ValueError(f"layer {layer} has no experts")

@@ -1,0 +1,137 @@
+"""Where the bytes of a run go under a ceiling: pure arithmetic, no allocation, no look at the machine.
+
+The ceiling holds the whole process: interpreter and compiled code as they stand, non-expert weights, KV cache,
+workspace of the largest prompt chunk, a reserve, and the expert slots, which get what is left or what `--budget` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kernels.backend import RouterSpec
+from models.config import ModelConfig
+from models.errors import MemoryPlanError, UsageError
+from pearl_cli.options import Size
+from pearl_cli.residency.slot_plan import SlotPlan, floor_bytes, full_bytes, plan_slots
+
+MIB = 1 << 20
+DEFAULT_CONTEXT = 4096
+RESERVE_BYTES = 24 * MIB  # allocator slack, thread stacks, huge-page rounding, Python objects of a long session
+_FLOOR_MARGIN_BYTES = 8 * MIB  # the named floor still holds when the process weighs a little more next time
+DEFAULT_SHARE = 0.85  # of available memory, when no ceiling is given
+
+
+@dataclass(frozen=True, slots=True)
+class FixedNeeds:
+    """Bytes that a run takes before the first expert: the process as it stands, weights, KV cache of `context` tokens,
+    workspace.
+    """
+
+    process_bytes: int
+    weight_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+    context: int
+    peak_bytes: int = 0  # what the process has reached already
+
+    @property
+    def total_bytes(self) -> int:
+        return self.process_bytes + self.weight_bytes + self.kv_bytes + self.workspace_bytes + RESERVE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """ceiling_bytes: of the whole process; floor_bytes: the least ceiling that works; slots: the arena;
+    expert_slot_bytes_total: slots for every expert, what 100 % of a budget means."""
+
+    needs: FixedNeeds
+    slots: SlotPlan
+    ceiling_bytes: int
+    floor_bytes: int
+    expert_slot_bytes_total: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.needs.total_bytes + self.slots.n_bytes
+
+    @property
+    def all_resident(self) -> bool:
+        return self.slots.n_bytes >= self.expert_slot_bytes_total
+
+
+def choose_context(asked: int | None, trained: int) -> int:
+    """Context length: as asked; 0 means trained; None means min(4096, trained). Raises UsageError beyond the trained
+    length.
+    """
+    if asked is None:
+        return min(DEFAULT_CONTEXT, trained)
+    if asked > trained:
+        raise UsageError(f"-c {asked}: this model was trained for {trained} tokens; give at most that, or 0 for all")
+    return asked or trained
+
+
+def workspace_bytes(config: ModelConfig, chunk_tokens: int) -> int:
+    """Upper estimate of what computing `chunk_tokens` at once takes: activations and their quantised forms, expert pair
+    buffers, logits.
+    """
+    router: RouterSpec = config.router
+    attention_width = config.num_heads * config.head_dim + config.num_kv_heads * (config.head_dim + config.value_dim)
+    row = 4 * (8 * config.hidden_size + 3 * attention_width + 2 * router.num_experts + 3 * config.intermediate_size)
+    pair = 6 * config.moe_intermediate_size + 4 * config.hidden_size
+    per_token = row + router.num_experts_per_tok * pair
+    return chunk_tokens * per_token * 5 // 4 + 4 * 4 * config.vocab_size + 8 * MIB
+
+
+def plan_memory(
+    needs: FixedNeeds,
+    layer_slot_bytes: Sequence[int],
+    num_experts: int,
+    ceiling_bytes: int,
+    budget: Size | None = None,
+    ceiling_is_asked: bool = True,
+    prefetch_slots: int = 0,
+) -> MemoryPlan:
+    """Split `ceiling_bytes`. layer_slot_bytes: slot size each layer needs, 0 for none; `budget` limits the slots alone,
+    a percentage is of the slots for all experts. Raises MemoryPlanError with the floor in its message."""
+    full = full_bytes(layer_slot_bytes, num_experts)
+    slots_floor = floor_bytes(layer_slot_bytes)
+    floor = max(needs.total_bytes + slots_floor, needs.peak_bytes)
+    if ceiling_bytes < floor:
+        raise MemoryPlanError(_below_floor(needs, slots_floor, floor, ceiling_bytes, ceiling_is_asked))
+    room = ceiling_bytes - needs.total_bytes
+    slot_budget = min(room, full)
+    if budget is not None:
+        asked = budget.of(full)
+        if asked < slots_floor:
+            raise MemoryPlanError(
+                f"--budget {typed(asked)} is below the floor of {typed(slots_floor)} for the expert slots of this model"
+            )
+        if min(asked, full) > room:
+            left = f"{typed(ceiling_bytes, up=False)} in all leave {typed(room, up=False)} for experts"
+            raise MemoryPlanError(
+                f"--budget {typed(asked)} does not fit: {left}; give a smaller --budget or a larger --ram"
+            )
+        slot_budget = min(asked, full)
+    slots = plan_slots(layer_slot_bytes, num_experts, slot_budget, prefetch_slots)
+    return MemoryPlan(needs, slots, ceiling_bytes, floor, full)
+
+
+def typed(n_bytes: int, up: bool = True) -> str:
+    """Bytes as a user can type them: whole MiB, rounded up (or down), KiB below one MiB."""
+    unit, name = (MIB, "MiB") if n_bytes >= MIB else (1024, "KiB")
+    return f"{-(-n_bytes // unit) if up else n_bytes // unit}{name}"
+
+
+def _below_floor(needs: FixedNeeds, slots_floor: int, floor: int, ceiling_bytes: int, is_asked: bool) -> str:
+    workspace = needs.workspace_bytes + RESERVE_BYTES
+    parts = (
+        f"process {typed(needs.process_bytes)}, weights {typed(needs.weight_bytes)}, KV cache {typed(needs.kv_bytes)}"
+        f" for {needs.context} tokens, workspace {typed(workspace)}, expert slots {typed(slots_floor)}"
+    )
+    named = typed(floor + _FLOOR_MARGIN_BYTES)
+    given = typed(ceiling_bytes, up=False)
+    advice = "a smaller -c or -ub lowers it"
+    if is_asked:
+        return f"--ram {given} is below the floor of {named} for this model ({parts}); {advice}"
+    return f"this model needs at least {named} ({parts}) and {given} may be used here; {advice}"

@@ -1,0 +1,179 @@
+"""From a model file and the run's flags to a running engine: plan the bytes, refuse what does not fit, load, start the
+readers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from kernels.backend import Backend
+from kernels.cpu.memory import allocate
+from models.config import ModelConfig
+from models.expert_store import ExpertStore
+from models.gguf import GGUFModel
+from models.kv_cache import KVCache
+from models.loader import load_model, non_expert_bytes
+from pearl_cli.engine import Engine
+from pearl_cli.host_memory import available_bytes, peak_rss_bytes, rss_bytes
+from pearl_cli.memory_plan import (
+    DEFAULT_SHARE,
+    FixedNeeds,
+    MemoryPlan,
+    choose_context,
+    plan_memory,
+    workspace_bytes,
+)
+from pearl_cli.options import RunOptions, Size
+from pearl_cli.residency.build import ExpertPlaces, build_controller
+from pearl_cli.residency.controller import ResidencyController
+from pearl_cli.residency.disk_reader import DiskReader
+from pearl_cli.residency.eviction import make_policy
+from pearl_cli.residency.throttle import Throttle
+from pearl_cli.routing.exact import ExactRouting
+
+DEFAULT_EVICT = "lfru"  # best causal policy of the replayed traces at most sizes, and never far behind
+DEFAULT_IO_THREADS = 2
+
+Progress = Callable[[str, int, int], None]
+"""(stage, done, total): "compile" in kernels, "load" in bytes of experts."""
+
+
+@dataclass(slots=True)
+class OpenedEngine:
+    """An engine with what it was made of; a context manager that ends reader threads and closes files."""
+
+    engine: Engine
+    gguf: GGUFModel
+    config: ModelConfig
+    plan: MemoryPlan
+    controller: ResidencyController
+    evict: str
+    expert_bytes_total: int
+    _reader: DiskReader
+
+    def close(self) -> None:
+        self.controller.close()
+        self._reader.close()
+        self.gguf.close()
+
+    def __enter__(self) -> OpenedEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_engine(
+    model: Path | GGUFModel,
+    options: RunOptions,
+    default_budget: Size | None = None,
+    notify: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
+) -> OpenedEngine:
+    """Open `model` as `options` say. `default_budget` holds where neither --ram nor --budget is given.
+
+    What the process already weighs counts under the ceiling, so make the tokenizer before. Raises the errors of reading
+    and planning.
+    """
+    gguf = model if isinstance(model, GGUFModel) else GGUFModel.open(model)
+    try:
+        return _open(gguf, options, default_budget, notify, progress)
+    except BaseException:
+        gguf.close()
+        raise
+
+
+def _open(
+    gguf: GGUFModel,
+    options: RunOptions,
+    default_budget: Size | None,
+    notify: Callable[[str], None] | None,
+    progress: Progress | None,
+) -> OpenedEngine:
+    config = ModelConfig.from_gguf(gguf)
+    backend = _make_backend(options, gguf, progress)
+    places = ExpertPlaces.of(ExpertStore(gguf, config))
+    plan = plan_run(gguf, config, places, options, default_budget)
+    loaded = load_model(gguf, backend)
+    cache = loaded.new_cache(plan.needs.context, options.cache_type_k, options.cache_type_v)
+    evict = DEFAULT_EVICT if options.evict == "auto" else options.evict
+    throttle = Throttle(options.throttle.n_bytes) if options.throttle is not None else None
+    reader = DiskReader(gguf.paths, throttle, notify)
+    try:
+        controller = build_controller(
+            places,
+            plan.slots,
+            (config.hidden_size, config.moe_intermediate_size),
+            loaded.routers,
+            backend,
+            make_policy(evict, seed=options.seed or 0),
+            ExactRouting(backend),
+            reader.read,
+            options.io_threads or DEFAULT_IO_THREADS,
+            allocate,
+        )
+    except BaseException:
+        reader.close()
+        raise
+    engine = Engine(loaded, cache, controller, options.ubatch_size)
+    opened = OpenedEngine(engine, gguf, config, plan, controller, evict, places.expert_bytes_total, reader)
+    if plan.all_resident:
+        try:
+            _load_all(controller, places, progress)
+        except BaseException:
+            opened.close()
+            raise
+    return opened
+
+
+def _make_backend(options: RunOptions, gguf: GGUFModel, progress: Progress | None) -> Backend:
+    from kernels.cpu.backend import CpuBackend  # numba: only where a model runs
+
+    backend = CpuBackend(options.threads or len(os.sched_getaffinity(0)))
+    warmup = getattr(backend, "warmup", None)
+    if warmup is not None:
+        types = {info.quant_type for info in gguf.tensors.values()}
+        warmup(types, (lambda name, done, total: progress("compile", done, total)) if progress is not None else None)
+    return backend
+
+
+def plan_run(
+    gguf: GGUFModel, config: ModelConfig, places: ExpertPlaces, options: RunOptions, default_budget: Size | None = None
+) -> MemoryPlan:
+    """The plan for these flags on this machine, from the process as it stands now. Raises MemoryPlanError, UsageError.
+    """
+    context = choose_context(options.ctx_size, config.context_length)
+    kv_bytes = context * KVCache.bytes_per_token(config, options.cache_type_k, options.cache_type_v)
+    needs = FixedNeeds(
+        process_bytes=rss_bytes(),
+        weight_bytes=non_expert_bytes(gguf, config),
+        kv_bytes=kv_bytes + 4 * config.rope.n_rot * context,  # with the rotation table
+        workspace_bytes=workspace_bytes(config, min(options.ubatch_size, context)),
+        context=context,
+        peak_bytes=peak_rss_bytes(),
+    )
+    budget = options.budget
+    if budget is None and options.ram is None:
+        budget = default_budget
+    ceiling = options.ram.n_bytes if options.ram else rss_bytes() + int(DEFAULT_SHARE * available_bytes())
+    return plan_memory(
+        needs, places.slot_bytes, config.router.num_experts, ceiling, budget, ceiling_is_asked=options.ram is not None
+    )
+
+
+def _load_all(controller: ResidencyController, places: ExpertPlaces, progress: Progress | None) -> None:
+    done, total = 0, places.expert_bytes_total
+
+    def landed(n_bytes: int) -> None:
+        nonlocal done
+        done += n_bytes
+        if progress is not None:
+            progress("load", done, total)
+
+    controller.load_experts(places.in_file_order(), landed)

@@ -141,11 +141,8 @@ class _Builder:
         n_cols = stored.shape[-1] if stored.shape else 1
         rows = self._rows(stored, math.prod(stored.shape[:-1]), n_cols)
         self._check_shape(stored, place)
-        if (
-            (self.dims.architecture == "llama"
-            and ".attn_q." in place.name)
-            or (self.dims.architecture == "llama"
-            and ".attn_k." in place.name)
+        if (self.dims.architecture == "llama" and ".attn_q." in place.name) or (
+            self.dims.architecture == "llama" and ".attn_k." in place.name
         ):
             if len(stored.shape) != 2:
                 raise UnsupportedError(
@@ -207,7 +204,8 @@ class _Builder:
         if stored.dtype == "F8_E4M3":
             return self._fp8_rows(stored, file, n_rows, n_cols)
         raise UnsupportedError(
-            f"{stored.path}: '{stored.name}' is stored as {stored.dtype}; supported: F32, F16, BF16, F8_E4M3 with block scales"
+            f"{stored.path}: '{stored.name}' is stored as {stored.dtype}; "
+            "supported: F32, F16, BF16, F8_E4M3 with block scales"
         )
 
     def _fp8_rows(self, stored: Stored, file: OpenFile, n_rows: int, n_cols: int) -> Rows:
@@ -219,7 +217,8 @@ class _Builder:
         blocks = (-(-n_rows // self.fp8_block[0]), -(-n_cols // self.fp8_block[1]))
         if len(stored.shape) != 2 or scale.shape != blocks:
             raise CheckpointError(
-                f"{scale.path}: '{scale.name}' has shape {list(scale.shape)}; blocks of {self.fp8_block} make it {list(blocks)}"
+                f"{scale.path}: '{scale.name}' has shape {list(scale.shape)}; "
+                f"blocks of {self.fp8_block} make it {list(blocks)}"
             )
         scales = self._rows(scale, *blocks).floats(0, blocks[0])
         return Fp8Rows(file, stored.offset, n_rows, n_cols, scales, self.fp8_block)

@@ -34,7 +34,8 @@ def add_tokenizer(metadata: Metadata, folder: Path, config: dict[str, Any], voca
     tokenizer = read_json(folder, "tokenizer.json")
     if tokenizer is None:
         raise CheckpointError(
-            f"{folder}: no tokenizer.json; save the tokenizer in its fast form beside the weights, or convert with --no-vocab"
+            f"{folder}: no tokenizer.json; save the tokenizer in its fast form beside the weights, "
+            "or convert with --no-vocab"
         )
     settings = read_json(folder, "tokenizer_config.json") or {}
     model = tokenizer.get("model")
@@ -59,7 +60,8 @@ def _tokens(folder: Path, tokenizer: dict[str, Any], vocab_size: int) -> tuple[l
     def put(token: Any, number: Any, kind: int) -> None:
         if not isinstance(token, str) or type(number) is not int or not 0 <= number < vocab_size:
             raise CheckpointError(
-                f"{folder}: tokenizer.json gives token {token!r} the id {number!r}, config.json has vocab_size {vocab_size}"
+                f"{folder}: tokenizer.json gives token {token!r} the id {number!r}, "
+                f"config.json has vocab_size {vocab_size}"
             )
         by_id[number] = token
         types[number] = kind
@@ -115,8 +117,8 @@ def pre_tokenizer_name(tokenizer: dict[str, Any], where: str) -> str:
     name = name_of_splits(splits, bool(tokenizer["model"].get("ignore_merges")))
     if name is None:
         raise UnsupportedTokenizer(
-            f"{where}: tokenizer.json cuts text by {list(splits)}, which no known pre-tokenizer does; if one is meant all the same, "
-            f"give it with --pre NAME: {', '.join(sorted(PRE_TOKENIZERS))}"
+            f"{where}: tokenizer.json cuts text by {list(splits)}, which no known pre-tokenizer does; "
+            f"if one is meant all the same, give it with --pre NAME: {', '.join(sorted(PRE_TOKENIZERS))}"
         )
     return name
 
@@ -230,6 +232,6 @@ def _adds(tokenizer: dict[str, Any], settings: dict[str, Any], which: str, token
     if templates:
         single = templates[0].get("single") or []
         special = (single[0] if which == "bos" else single[-1]).get("SpecialToken") if single else None
-        return bool(special) and (token is None or special.get("id") == token)
+        return special is not None and (token is None or special.get("id") == token)
     value = settings.get(f"add_{which}_token")
     return value if isinstance(value, bool) else None

@@ -72,12 +72,17 @@ def plan_conversion(source: Source, out: Path, options: ConvertOptions) -> Plan:
     return Plan(layouts, parts, _fingerprint(source, layouts), recipe.notes)
 
 
+def _stored_type(tensor: SourceTensor) -> QuantType:
+    """The GGUF type of the stored weights; BF16 for 8-bit floats, which GGUF does not know."""
+    return QuantType.BF16 if tensor.rows.quant_type is None else tensor.rows.quant_type
+
+
 def _usual_type(source: Source) -> QuantType:
-    """The type most of the checkpoint's weights have; BF16 for 8-bit floats, which GGUF does not know."""
+    """The type most of the checkpoint's weights have."""
     weights: Counter[QuantType] = Counter()
     for tensor in source.tensors:
         if len(tensor.shape) > 1:
-            weights[tensor.rows.quant_type or QuantType.BF16] += tensor.rows.n_rows * tensor.rows.n_cols
+            weights[_stored_type(tensor)] += tensor.rows.n_rows * tensor.rows.n_cols
     return weights.most_common(1)[0][0]
 
 
@@ -85,7 +90,7 @@ def _choose_types(source: Source, recipe: Recipe) -> dict[str, QuantType]:
     types = {}
     for tensor in source.tensors:
         stored = tensor.rows.quant_type
-        chosen = recipe.type_for(tensor.name, tensor.shape[0], len(tensor.shape), stored or QuantType.BF16, source.tied)
+        chosen = recipe.type_for(tensor.name, tensor.shape[0], len(tensor.shape), _stored_type(tensor), source.tied)
         if chosen is QuantType.F16 and stored is not QuantType.F16 and _exceeds_f16(tensor):
             chosen = stored if stored in (QuantType.BF16, QuantType.F32) else QuantType.F32
             recipe.notes.append(
@@ -113,8 +118,8 @@ def _refuse_requantizing(source: Source, types: dict[str, QuantType]) -> None:
     ]
     if changed:
         raise UsageError(
-            f"{len(changed)} tensors are already quantised to another type, first {changed[0]}; quantising twice loses quality: "
-            "convert the original, or force it with --allow-requantize"
+            f"{len(changed)} tensors are already quantised to another type, first {changed[0]}; quantising twice loses "
+            "quality: convert the original, or force it with --allow-requantize"
         )
 
 
@@ -135,8 +140,8 @@ def _outputs(
         kinds = {types[tensor.name].name for tensor in members}
         if len(kinds) > 1:
             raise ConversionError(
-                f"{name}: its experts have different types ({', '.join(sorted(kinds))}), which a stacked tensor cannot express; "
-                "give one with --recipe exps=TYPE --allow-requantize"
+                f"{name}: its experts have different types ({', '.join(sorted(kinds))}), which a stacked tensor cannot "
+                "express; give one with --recipe exps=TYPE --allow-requantize"
             )
         is_stack = expert_of(members[0].name) is not None
         shape = (*members[0].shape, len(members)) if is_stack else members[0].shape

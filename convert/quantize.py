@@ -36,15 +36,16 @@ def quantize_rows(values: Floats, quant_type: QuantType, name: str) -> Bytes:
         return halves.reshape(-1).view(np.uint8)
     from kernels.cpu.quantize import quantize_blocks
 
-    return quantize_blocks(values, quant_type).reshape(-1)
+    blocks: Bytes = quantize_blocks(values, quant_type).reshape(-1)
+    return blocks
 
 
 def to_bf16(values: Floats) -> NDArray[np.uint16]:
     """Nearest bfloat16, ties to even; NaNs stay NaNs (made quiet)."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = ((bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)).astype(
-        np.uint16
-    )
+    bits: NDArray[np.uint32] = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded: NDArray[np.uint16] = (
+        (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    ).astype(np.uint16)
     nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     if nan.any():
         rounded[nan] = (bits[nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x40)

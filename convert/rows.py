@@ -51,7 +51,7 @@ class OpenFile:
     def read(self, offset: int, n_bytes: int) -> Bytes:
         """A fresh array of `n_bytes` from `offset`. Raises ReadFailure where the file ends before."""
         out = np.empty(n_bytes, dtype=np.uint8)
-        view, done = memoryview(out), 0
+        view, done = out.data, 0
         while done < n_bytes:
             try:
                 n = os.preadv(self._file.fileno(), [view[done : done + (1 << 30)]], offset + done)
@@ -76,8 +76,8 @@ def to_floats(raw: Bytes, quant_type: QuantType, n_cols: int) -> Floats:
         return raw.view("<f2").astype(np.float32).reshape(-1, n_cols)
     if quant_type is QuantType.BF16:
         return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(-1, n_cols)
-    values: Floats = dequantize(raw.reshape(-1, row_bytes(quant_type, n_cols)), quant_type)
-    return values.reshape(-1, n_cols)
+    values: Floats = dequantize(raw.reshape(-1, row_bytes(quant_type, n_cols)), quant_type).reshape(-1, n_cols)
+    return values
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ import math
 import os
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from models.errors import CheckpointError
 from models.gguf_cursor import show
@@ -47,8 +48,8 @@ def read_safetensors_header(path: Path) -> list[Stored]:
             (header_bytes,) = struct.unpack_from("<Q", head)
             if header_bytes > MAX_HEADER_BYTES or 8 + header_bytes > file_bytes:
                 raise CheckpointError(
-                    f"{path}: the header claims {header_bytes} bytes, the file has {file_bytes}: it is cut short or damaged; "
-                    "download it again"
+                    f"{path}: the header claims {header_bytes} bytes, the file has {file_bytes}: it is cut short or "
+                    "damaged; download it again"
                 )
             file.seek(8)
             text = file.read(header_bytes)
@@ -103,9 +104,8 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _parse_entry(path: Path, name: str, entry: Any, data_start: int, file_bytes: int) -> Stored:
     where = f"{path}: tensor {show(name)}"
-    dtype, shape, span = (
-        (entry.get(key) for key in ("dtype", "shape", "data_offsets")) if isinstance(entry, dict) else (0, 0, 0)
-    )
+    fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    dtype, shape, span = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
     if not isinstance(dtype, str) or not _is_naturals(shape) or not _is_naturals(span) or len(span) != 2:
         raise CheckpointError(f"{where}: its header entry is malformed; download it again")
     if dtype not in DTYPE_BYTES:
@@ -113,8 +113,8 @@ def _parse_entry(path: Path, name: str, entry: Any, data_start: int, file_bytes:
     begin, end = span
     if begin > end or data_start + end > file_bytes:
         raise CheckpointError(
-            f"{where}: needs bytes {data_start + begin} to {data_start + end}, the file has {file_bytes}: it is cut short or "
-            "damaged; download it again"
+            f"{where}: needs bytes {data_start + begin} to {data_start + end}, the file has {file_bytes}: it is cut "
+            "short or damaged; download it again"
         )
     if math.prod(shape) * DTYPE_BYTES[dtype] != end - begin:
         raise CheckpointError(
@@ -123,13 +123,14 @@ def _parse_entry(path: Path, name: str, entry: Any, data_start: int, file_bytes:
     return Stored(name, path, dtype, tuple(shape), data_start + begin, end - begin)
 
 
-def _is_naturals(value: Any) -> bool:
+def _is_naturals(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
 
 def _check_overlaps(path: Path, tensors: list[Stored]) -> None:
-    for before, after in zip(tensors, tensors[1:], strict=False):
+    for before, after in pairwise(tensors):
         if after.offset < before.offset + before.n_bytes:
             raise CheckpointError(
-                f"{path}: tensors {show(before.name)} and {show(after.name)} overlap: the header is damaged; download it again"
+                f"{path}: tensors {show(before.name)} and {show(after.name)} overlap: the header is damaged; "
+                "download it again"
             )

@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import struct
 from array import array
+from typing import Any
 
 from models.errors import GGUFError
 
 FIRST_READ_BYTES = 1 << 20
 # The largest headers in circulation (a vocabulary of 262k, 321k merges, 20k tensors) are below 20 MB.
-MAX_HEADER_BYTES = 1 << 28
+MAX_HEADER_BYTES = 1 << 27
 
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
@@ -64,13 +65,16 @@ class Cursor:
         self.pos = end
         return start
 
+    def unpack(self, fields: struct.Struct) -> tuple[Any, ...]:
+        """The next `fields`. (`need` replaces `data` when it reads on, so it must come before `data` is looked at.)"""
+        start = self.need(fields.size)
+        return fields.unpack_from(self.data, start)
+
     def u32(self) -> int:
-        value: int = U32.unpack_from(self.data, self.need(4))[0]
-        return value
+        return int(self.unpack(U32)[0])
 
     def u64(self) -> int:
-        value: int = U64.unpack_from(self.data, self.need(8))[0]
-        return value
+        return int(self.unpack(U64)[0])
 
     def raw_string(self) -> bytes:
         """A length-prefixed string as bytes."""

@@ -155,8 +155,7 @@ def _read_tensor_entries(cursor: Cursor, n_tensors: int) -> list[tuple[str, tupl
             raise cursor.error(
                 f"tensor {show(name)} has {n_dims} dimensions; GGUF allows 1 to {MAX_DIMS}: damaged file?"
             )
-        fields = _ENTRY[n_dims]
-        *shape, type_id, offset = fields.unpack_from(cursor.data, cursor.need(fields.size))
+        *shape, type_id, offset = cursor.unpack(_ENTRY[n_dims])
         entries.append((name, tuple(shape), type_id, offset))
     return entries
 

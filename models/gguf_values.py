@@ -101,8 +101,7 @@ def read_value(cursor: Cursor) -> tuple[Any, Kind]:
         return decode_text(cursor, cursor.raw_string()), Kind(kind)
     if kind is ValueType.ARRAY:
         return _read_array(cursor)
-    fields = _STRUCTS[kind]
-    (value,) = fields.unpack_from(cursor.data, cursor.need(fields.size))
+    (value,) = cursor.unpack(_STRUCTS[kind])
     if kind is ValueType.BOOL:
         if value > 1:
             raise cursor.error(

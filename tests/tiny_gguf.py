@@ -87,7 +87,7 @@ def gguf_bytes(
 ) -> bytes:
     """A whole file. `alignment` other than 32 must also be in `metadata` by the caller; n_kv and n_tensors can lie."""
     counts = len(tensors) if n_tensors is None else n_tensors, len(metadata) if n_kv is None else n_kv
-    head = b"GGUF" + struct.pack("<IQQ", version, *counts)
+    head = bytearray(b"GGUF" + struct.pack("<IQQ", version, *counts))
     head += b"".join(pack_str(key) + pack_value(value) for key, value in metadata.items())
     body = bytearray()
     for tensor in tensors:
@@ -96,7 +96,7 @@ def gguf_bytes(
         head += pack_str(tensor.name) + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
         head += struct.pack("<IQ", tensor.ggml_type, offset)
         body += tensor.data
-    return head + b"\0" * (-len(head) % alignment) + bytes(body)
+    return bytes(head) + b"\0" * (-len(head) % alignment) + bytes(body)
 
 
 def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Sequence[TinyTensor] = (), **options: Any) -> Path:

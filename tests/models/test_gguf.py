@@ -145,7 +145,7 @@ def test_items_on_the_border_of_two_reads(tmp_path, monkeypatch, first_read_byte
     monkeypatch.setattr("models.gguf_cursor.FIRST_READ_BYTES", first_read_bytes)
     model_file = tiny_moe("qwen3moe", layout="per-expert")
     with GGUFModel.open(model_file.write(tmp_path / "m.gguf")) as model:
-        assert model.headers[0].n_reads > 8
+        assert model.headers[0].n_reads > 5
         assert model.metadata["tokenizer.ggml.tokens"] == model_file.metadata["tokenizer.ggml.tokens"]
         for tensor in model_file.tensors:
             assert model.read(tensor.name).tobytes() == tensor.data

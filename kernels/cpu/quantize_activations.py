@@ -5,7 +5,7 @@
             offset 0               int8    q    [n_cols]
             n_cols                 float32 d    [n_cols / 32]   x ~ d * q
             n_cols + n_cols / 8    float32 s    [n_cols / 32]   d * sum of the 32 q
-            n_cols + n_cols / 4    int32   isum [n_cols / 32]   sum of the 32 q
+            n_cols + n_cols / 4    int32   bias [n_cols / 32]   -128 * sum of the 32 q: where a sum of (w + 128) * q starts
     q8_256  int8 per 256 (K types, IQ4_XS), needs n_cols % 256 == 0
             offset 0               int8    q    [n_cols]
             n_cols                 int16   bsum [n_cols / 16]   sum of each 16 q
@@ -94,7 +94,7 @@ def emit_quantize_32(e: Emitter, x: Any, record: Any, n_cols: Any) -> None:
     n_eighth = b.lshr(n_cols, e.i64(3))
     d_base = b.add(record, n_cols)
     s_base = b.add(d_base, n_eighth)
-    isum_base = b.add(s_base, n_eighth)
+    bias_base = b.add(s_base, n_eighth)
 
     def body(i: Any, _: list[Any]) -> list[Any]:
         row = e.load(b.add(x, b.shl(i, e.i64(7))), vec(F32, 32), 4)
@@ -105,7 +105,7 @@ def emit_quantize_32(e: Emitter, x: Any, record: Any, n_cols: Any) -> None:
         e.store(b.trunc(q, vec(I8, 32)), b.add(record, b.shl(i, e.i64(5))), 1)
         e.store(d, b.add(d_base, at), 4)
         e.store(b.fmul(d, b.sitofp(total, F32)), b.add(s_base, at), 4)
-        e.store(total, b.add(isum_base, at), 4)
+        e.store(b.mul(total, e.i32(-128)), b.add(bias_base, at), 4)
         return []
 
     e.loop(b.lshr(n_cols, e.i64(5)), [], body)

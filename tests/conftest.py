@@ -47,7 +47,10 @@ def nan_poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
-    """The folder with real vocabularies and recorded traces: `$PEARL_SHARED`, else beside the checkout; tests skip without it."""
+    """The folder with real vocabularies and recorded traces: `$PEARL_SHARED`, else beside the checkout.
+
+    Tests skip without it.
+    """
     folder = Path(os.environ.get("PEARL_SHARED") or Path(__file__).resolve().parents[2] / "shared")
     if not (folder / "data").is_dir():
         pytest.skip(f"no reference data at {folder}; set PEARL_SHARED to where it lies")

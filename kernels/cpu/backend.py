@@ -14,7 +14,7 @@ from kernels.backend import Activations, Array, ExpertGroups, ExpertTable, KVLay
 from kernels.cpu import attention as attention_ops
 from kernels.cpu import embed as embed_ops
 from kernels.cpu import experts as expert_ops
-from kernels.cpu import kv_quant, norm, parallel, router
+from kernels.cpu import kv_quant, memory, norm, parallel, router
 from kernels.cpu import rope as rope_ops
 from kernels.cpu import linear as linear_ops
 from kernels.cpu.features import target
@@ -44,6 +44,10 @@ class CpuBackend:
 
     def to_host(self, array: Array) -> np.ndarray:
         return np.asarray(array)
+
+    def allocate(self, n_bytes: int) -> np.ndarray:
+        """Zeroed uint8 [n_bytes] for weights, page-aligned or better, see `kernels.cpu.memory`."""
+        return memory.allocate(n_bytes)
 
     def weight(self, data: np.ndarray, quant_type: QuantType, n_rows: int, n_cols: int) -> Weight:
         size = n_rows * row_bytes(quant_type, n_cols)

@@ -112,7 +112,7 @@ def _open(
             (config.hidden_size, config.moe_intermediate_size),
             loaded.routers,
             backend,
-            make_policy(evict, seed=options.seed or 0),
+            make_policy(evict, seed=max(options.seed, 0)),
             ExactRouting(backend),
             reader.read,
             options.io_threads or DEFAULT_IO_THREADS,

@@ -85,7 +85,7 @@ class RunOptions:
     ubatch_size: int = 512  # prompt tokens computed at a time
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
-    seed: int | None = None
+    seed: int = -1  # -1 draws one
     verbose: bool = False
 
 
@@ -151,7 +151,7 @@ _FLAGS = [
     ),
     click.option("-v", "--verbose", is_flag=True, help="Say which path ran and which defaults were used."),
 ]
-_RENAMED = {"threads": 0, "io_threads": 0}  # flags whose absence is a number
+_RENAMED = {"threads": 0, "io_threads": 0, "seed": -1}  # flags whose absence is a number
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,8 +164,6 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         for name, absent in _RENAMED.items():
             if own.get(name) is None:
                 own[name] = absent
-        if own.get("seed") == -1:
-            own["seed"] = None
         return command(options=RunOptions(**own), **kwargs)
 
     for flag in reversed(_FLAGS):

@@ -1,0 +1,140 @@
+"""One reply of a chat: template, generation, streamed text, and a conversation that stays consistent however it
+ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from models.chat_template import ChatTemplate
+from pearl_cli.conversation import Conversation
+from pearl_cli.engine import Generation
+from pearl_cli.interrupt import Interrupt
+from pearl_cli.residency.stats import TokenStats
+from pearl_cli.sampling import RANDOM_SEED, Sampler, SamplingParams
+from pearl_cli.session import Session
+from pearl_cli.terminal import Progress
+from pearl_cli.text_stream import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyStats:
+    """What the last reply took. `decode` sums over its generated tokens, without the prompt."""
+
+    finish_reason: str
+    prompt_tokens: int
+    reused_tokens: int
+    prompt_ms: float
+    tokens: int
+    decode_ms: float
+    decode: TokenStats
+
+    @property
+    def tokens_per_second(self) -> float:
+        return 1e3 * self.tokens / self.decode_ms if self.decode_ms else 0.0
+
+    def line(self) -> str:
+        """One line for a person."""
+        new = self.prompt_tokens - self.reused_tokens
+        stall = self.decode.stall_ms / max(self.tokens, 1)
+        return (
+            f"[ prompt {new} tokens in {self.prompt_ms / 1e3:.2f} s | {self.tokens} tokens at "
+            f"{self.tokens_per_second:.1f} t/s | experts in memory {100 * self.decode.hit_rate:.0f} % | "
+            f"waited {stall:.1f} ms a token ]"
+        )
+
+
+class Chat:
+    """Turns of one conversation on an open model. Commands change `params` and `conversation` directly."""
+
+    def __init__(
+        self,
+        session: Session,
+        template: ChatTemplate,
+        params: SamplingParams,
+        max_tokens: int = -1,
+        stop_strings: Sequence[str] = (),
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.session = session
+        self.params = params
+        self.conversation = Conversation()
+        self.last: ReplyStats | None = None
+        self._template = template
+        self._max_tokens = max_tokens
+        self._stop_strings = list(stop_strings)
+        self._template_variables = dict(template_variables or {})
+        self._warned = False
+        self._replies = 0
+
+    def reply(self, text: str) -> ReplyStats:
+        """Answer `text`, streaming to the terminal. On an error before the first token the turn is taken back."""
+        self.conversation.ask(text)
+        return self._answer()
+
+    def regenerate(self) -> ReplyStats | None:
+        """Answer the last question again with fresh randomness; None when there is no reply to replace."""
+        return self._answer() if self.conversation.take_back_reply() else None
+
+    def _answer(self) -> ReplyStats:
+        reply = ""
+        try:
+            prompt_ids = self._prompt_ids()
+            stream = TextStream(self.session.tokenizer, self._stop_strings)
+            with Interrupt() as interrupt:
+                generation = self.session.engine.generate(
+                    prompt_ids,
+                    self._sampler(),
+                    self._max_tokens,
+                    self.session.tokenizer.stop_ids,
+                    Progress(self.session.terminal, "reading the prompt", min_seconds=1.0),
+                    interrupt.is_set,
+                )
+                started, count, decode = time.perf_counter(), 0, TokenStats()
+                for step in generation:
+                    count, decode = count + 1, decode + step.stats
+                    reply += self._show(stream.push(step.token_id))
+                    if stream.stopped:
+                        break
+            reply += self._show(stream.finish())
+            self.session.terminal.newline()
+        finally:
+            self.conversation.answer(reply)
+        elapsed_ms = (time.perf_counter() - started) * 1e3 - generation.prompt_ms
+        self.last = _stats(generation, stream.stopped, count, elapsed_ms, decode)
+        return self.last
+
+    def _show(self, text: str) -> str:
+        self.session.terminal.reply(text)
+        return text
+
+    def _prompt_ids(self) -> list[int]:
+        messages, warning = self._template.prepare(self.conversation.messages())
+        if warning and not self._warned:
+            self.session.terminal.warn(warning)
+            self._warned = True
+        return self._template.encode(self.session.tokenizer, messages, **self._template_variables)
+
+    def _sampler(self) -> Sampler:
+        """A sampler for one reply. A fixed seed gives one conversation, yet each reply its own stream."""
+        params = self.params
+        if params.seed != RANDOM_SEED:
+            params = dataclasses.replace(params, seed=(params.seed + self._replies) % 2**32)
+        self._replies += 1
+        return Sampler(params, self.session.opened.config.vocab_size)
+
+
+def _stats(generation: Generation, stopped: bool, count: int, elapsed_ms: float, decode: TokenStats) -> ReplyStats:
+    return ReplyStats(
+        finish_reason="stop" if stopped else generation.finish_reason,
+        prompt_tokens=generation.prompt_tokens,
+        reused_tokens=generation.reused_tokens,
+        prompt_ms=generation.prompt_ms,
+        tokens=count,
+        decode_ms=elapsed_ms,
+        decode=decode,
+    )

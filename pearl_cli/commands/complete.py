@@ -1,0 +1,57 @@
+"""Continue a text as it is, without a chat template.
+
+The continuation goes to stdout as it comes; with --json one object with ids, text, finish reason and timings.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from models.errors import UsageError
+from pearl_cli.options import RunOptions, run_options
+from pearl_cli.sampling import SamplingParams
+from pearl_cli.sampling_options import sampling_options
+
+
+@click.command(name="complete", help=__doc__)
+@run_options
+@click.option("-p", "--prompt", help="The text to continue.")
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="The text from a file; - is stdin.")
+@click.option("-n", "--predict", "--n-predict", type=click.IntRange(min=-1), default=-1, show_default=True, metavar="N",
+              help="Tokens to generate at most; -1 goes on to the end of the text or of the context.")  # fmt: skip
+@click.option("--special", is_flag=True, help="Read special tokens in the prompt as such.")
+@click.option("--ignore-eos", is_flag=True, help="Never end before -n tokens.")
+@click.option("-r", "--reverse-prompt", multiple=True, metavar="TEXT", help="Stop at this text; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of streaming text.")
+@sampling_options
+def command(
+    options: RunOptions,
+    sampling: SamplingParams,
+    prompt: str | None,
+    file: Path | None,
+    predict: int,
+    special: bool,
+    ignore_eos: bool,
+    reverse_prompt: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    from pearl_cli.completion import complete
+    from pearl_cli.session import open_session
+    from pearl_cli.terminal import Terminal
+    from pearl_cli.text_file import read_text
+
+    if (prompt is None) == (file is None):
+        raise UsageError("give the text to continue: either -p TEXT or -f FILE")
+    text = read_text(file) if file is not None else prompt or ""
+    terminal = Terminal()
+    with open_session(options, terminal) as session:
+        show = None if as_json else terminal.reply
+        done = complete(session, text, sampling, predict, special, ignore_eos, reverse_prompt, show)
+        if as_json:
+            click.echo(json.dumps(done.record(), ensure_ascii=False))
+        else:
+            terminal.newline()
+        return 130 if done.finish_reason == "cancelled" else 0

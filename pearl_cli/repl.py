@@ -1,0 +1,133 @@
+"""The REPL around a `Chat`: lines in, slash commands, and Ctrl-C that stops a reply but not the session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from models.errors import PearlError
+from pearl_cli.chat import Chat
+from pearl_cli.line_input import LineInput, open_line_input
+from pearl_cli.repl_settings import change_setting, show_settings
+from pearl_cli.repl_stats import residency_table
+from pearl_cli.terminal import Terminal
+
+COMMANDS = {
+    "/help": "show this list",
+    "/clear": "forget the conversation",
+    "/regen": "answer the last question again",
+    "/system TEXT": "set the system text (without TEXT: show it) and forget the conversation",
+    "/read FILE": "ask with the contents of a file",
+    "/stats": "expert residency, hit rate, bytes and waiting so far",
+    "/set NAME VALUE": "change a sampling setting (without NAME: show them all)",
+    "/exit": "leave (also /quit, or end of input)",
+}
+
+
+class Repl:
+    """Runs until /exit, end of input, or a second Ctrl-C at an empty prompt."""
+
+    def __init__(self, chat: Chat, show_timings: bool, lines: LineInput | None = None) -> None:
+        self._chat = chat
+        self._terminal: Terminal = chat.session.terminal
+        self._show_timings = show_timings
+        self._lines = lines or open_line_input(name.split()[0] for name in COMMANDS)
+        self.interactive = self._lines.interactive
+        self._done = False
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/help": self._help,
+            "/clear": self._clear,
+            "/regen": self._regen,
+            "/system": self._system,
+            "/read": self._read,
+            "/stats": lambda _: self._terminal.note(residency_table(self._chat.session.opened)),
+            "/set": self._set,
+            "/exit": self._exit,
+            "/quit": self._exit,
+        }
+
+    def run(self, single_turn: bool = False) -> int:
+        """The exit code: 0, or 130 after Ctrl-C twice at the prompt. `single_turn` leaves after one line."""
+        asked_to_leave = False
+        while not self._done:
+            try:
+                line = self._lines.read().strip()
+            except EOFError:
+                return 0
+            except KeyboardInterrupt:
+                if asked_to_leave:
+                    return 130
+                asked_to_leave = True
+                self._terminal.note("press Ctrl-C again, or type /exit, to leave")
+                continue
+            asked_to_leave = False
+            if line:
+                self._handle(line)
+                self._done = self._done or single_turn
+        return 0
+
+    def _handle(self, line: str) -> None:
+        try:
+            name, _, rest = line.partition(" ")
+            if name in self._commands:
+                self._commands[name](rest.strip())
+            elif line.startswith("/"):
+                self._terminal.warn(f"{name} is no command; /help lists them")
+            else:
+                self.ask(line)
+        except PearlError as error:
+            self._terminal.warn(str(error))
+
+    def ask(self, text: str) -> None:
+        """One turn, with its timings where they are wanted."""
+        self._after(self._chat.reply(text).line())
+
+    def _after(self, timings: str) -> None:
+        if self._show_timings:
+            self._terminal.note(timings)
+
+    def _help(self, _: str) -> None:
+        width = max(map(len, COMMANDS))
+        self._terminal.note("\n".join(f"{name:<{width}}  {text}" for name, text in COMMANDS.items()))
+
+    def _clear(self, _: str) -> None:
+        self._chat.conversation.clear()
+        self._terminal.note("the conversation is forgotten; resident experts stay")
+
+    def _regen(self, _: str) -> None:
+        stats = self._chat.regenerate()
+        if stats is None:
+            self._terminal.warn("there is no reply to make again")
+        else:
+            self._after(stats.line())
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._chat.conversation.system = text
+            self._chat.conversation.clear()
+            self._terminal.note("system text set; the conversation starts anew")
+        else:
+            self._terminal.note(self._chat.conversation.system or "no system text is set")
+
+    def _read(self, name: str) -> None:
+        if not name:
+            self._terminal.warn("give a file: /read FILE")
+            return
+        try:
+            text = Path(name).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            self._terminal.warn(f"{name}: {reason}")
+            return
+        self.ask(text)
+
+    def _set(self, rest: str) -> None:
+        if not rest:
+            self._terminal.note(show_settings(self._chat.params))
+            return
+        name, _, value = rest.partition(" ")
+        self._chat.params = change_setting(self._chat.params, name, value.strip())
+        self._terminal.note(show_settings(self._chat.params))
+
+    def _exit(self, _: str) -> None:
+        self._done = True

@@ -1,0 +1,92 @@
+"""A model opened for a command: engine, tokenizer, and what must be said to the user on the way.
+
+The one place that knows about the model that ships inside pearl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.gguf import GGUFModel
+from models.tokenizer import Tokenizer
+from pearl_cli.engine import Engine
+from pearl_cli.memory_plan import typed
+from pearl_cli.open_engine import OpenedEngine, open_engine
+from pearl_cli.options import RunOptions, Size
+from pearl_cli.terminal import Progress, Terminal
+
+DEMO_BUDGET = Size(percent=50.0)  # so that the model that ships inside shows streaming at work
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """An open model. `name` is how to call it to the user."""
+
+    name: str
+    opened: OpenedEngine
+    tokenizer: Tokenizer
+    terminal: Terminal
+
+    @property
+    def engine(self) -> Engine:
+        return self.opened.engine
+
+
+def demo_model() -> Path:
+    """First shard of the model that ships inside the package."""
+    import models.demo
+
+    folder = Path(next(iter(models.demo.__path__)))
+    shards = sorted(folder.glob("*-00001-of-*.gguf"))
+    if not shards:
+        raise FileNotFoundError(2, "the embedded model is missing from this installation", str(folder))
+    return shards[0]
+
+
+@contextmanager
+def open_session(options: RunOptions, terminal: Terminal) -> Iterator[Session]:
+    """Open the model of `options` and close it at the end. Raises the errors of reading, planning and loading."""
+    is_demo = options.model is None
+    path = demo_model() if options.model is None else options.model
+    gguf = GGUFModel.open(path)
+    try:
+        tokenizer = Tokenizer.from_metadata(gguf.metadata)
+    except BaseException:
+        gguf.close()
+        raise
+    for note in tokenizer.notes:
+        terminal.note(note)
+    default = DEMO_BUDGET if is_demo else None
+    with open_engine(gguf, options, default, terminal.note, _Stages(terminal)) as opened:
+        terminal.end_progress()
+        if options.verbose:
+            _say_what_runs(opened, terminal)
+        yield Session("the embedded demo model" if is_demo else path.name, opened, tokenizer, terminal)
+
+
+class _Stages:
+    """Progress of opening: one bar a stage; compiling is always said, because it happens once a machine."""
+
+    _LABELS = {"compile": "compiling kernels (first run on this machine)", "load": "loading experts"}  # noqa: RUF012
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._bars: dict[str, Progress] = {}
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if stage not in self._bars:
+            self._bars[stage] = Progress(self._terminal, self._LABELS[stage])
+        self._bars[stage](done, total)
+
+
+def _say_what_runs(opened: OpenedEngine, terminal: Terminal) -> None:
+    for line in opened.config.defaults_used:
+        terminal.note(f"default used: {line}")
+    slots = sum(opened.plan.slots.capacities)
+    terminal.note(
+        f"device cpu, evict {opened.evict}, {slots} expert slots of {typed(opened.plan.slots.n_bytes)}, "
+        f"context {opened.plan.needs.context}, ceiling {typed(opened.plan.ceiling_bytes, up=False)}"
+    )

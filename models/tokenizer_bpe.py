@@ -5,7 +5,7 @@ Only plain text goes in: special tokens are cut out before (`models.tokenizer_sp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
@@ -13,7 +13,7 @@ from tokenizers import Regex, models, pre_tokenizers
 
 from models.errors import GGUFError, UsageError
 from models.pre_tokenizers import PreTokenizer
-from models.tokenizer_vocab import TokenType, Vocabulary, encodable
+from models.tokenizer_vocab import TokenType, Vocabulary, encodable, read_merges
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 # The GPT-2 alphabet: printable Latin-1 bytes stand for themselves, the others for U+0100 on, in rising order.
@@ -28,7 +28,7 @@ class ByteLevelBpe:
     def __init__(self, vocab: Vocabulary, metadata: Mapping[str, Any], pre: PreTokenizer) -> None:
         self.notes: list[str] = []
         table = encodable(vocab.tokens)
-        merges = _read_merges(metadata)
+        merges = read_merges(metadata)
         self._drop_unmergeable(table, vocab, merges)
         model = self._build(table, merges, pre.ignore_merges)
         self._encoder = tokenizers.Tokenizer(model)
@@ -79,14 +79,3 @@ def _regex(pattern: str) -> Regex:
         return Regex(pattern)
     except Exception as error:  # the library raises bare Exception
         raise GGUFError(f"pre-tokenizer pattern {pattern!r} is not a regular expression: {error}") from error
-
-
-def _read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    stored: Iterable[str] | None = metadata.get("tokenizer.ggml.merges")
-    if stored is None:
-        raise GGUFError("the file holds no merges (tokenizer.ggml.merges), which a gpt2 vocabulary needs")
-    merges: list[Any] = [tuple(entry.split(" ", 1)) for entry in stored]
-    for number, merge in enumerate(merges):
-        if len(merge) != 2 or not all(merge):
-            raise GGUFError(f"tokenizer.ggml.merges[{number}] is {' '.join(merge)!r}, not two tokens")
-    return merges

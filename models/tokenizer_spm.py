@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import models
 
 from models.errors import GGUFError, UsageError
-from models.tokenizer_vocab import TokenType, Vocabulary, encodable, flag
+from models.tokenizer_vocab import TokenType, Vocabulary, encodable, flag, read_merges
 
 SPACE = "\u2581"
 SCHEMES = ("legacy", "first", "always", "never")
@@ -56,14 +56,14 @@ class SentencePieceBpe:
             self.notes.append(f"{len(normal)} byte tokens <0x00>..<0xFF> are typed as normal text; read as bytes")
 
     def _merges(self, vocab: Vocabulary, metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Pairs in the order they merge. A text never merges into a control or byte token."""
+        """Pairs in the order they merge: the file's own, or by score. No text merges into a control or byte token."""
+        mergeable, table = np.isin(vocab.types, _MERGEABLE), self._table
         if "tokenizer.ggml.merges" in metadata:
-            pairs = [tuple(entry.split(" ", 1)) for entry in metadata["tokenizer.ggml.merges"]]
-            return [(a, b) for a, b in pairs if a in self._table and b in self._table and a + b in self._table]
+            pairs = read_merges(metadata)
+            return [(a, b) for a, b in pairs if a in table and b in table and a + b in table and mergeable[table[a + b]]]
         if vocab.scores is None:
             raise GGUFError("the file holds no scores (tokenizer.ggml.scores), which a llama vocabulary needs")
-        mergeable = np.isin(vocab.types, _MERGEABLE)
-        table, scores = self._table, vocab.scores.tolist()
+        scores = vocab.scores.tolist()
         ranked = [
             (-scores[token_id], -cut, text[:cut], text[cut:])
             for text, token_id in table.items()

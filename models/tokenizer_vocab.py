@@ -97,6 +97,18 @@ def encodable(tokens: Sequence[str]) -> dict[str, int]:
     return table
 
 
+def read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """`tokenizer.ggml.merges` as pairs, in order of rank. GGUFError when it is missing or an entry is no pair."""
+    stored: Sequence[str] | None = metadata.get("tokenizer.ggml.merges")
+    if stored is None:
+        raise GGUFError("the file holds no merges (tokenizer.ggml.merges), which a gpt2 vocabulary needs")
+    merges: list[Any] = [tuple(entry.split(" ", 1)) for entry in stored]
+    for number, merge in enumerate(merges):
+        if len(merge) != 2 or not all(merge):
+            raise GGUFError(f"tokenizer.ggml.merges[{number}] is {' '.join(merge)!r}, not two tokens")
+    return merges
+
+
 def _is_utf8(text: str) -> bool:
     return not any("\ud800" <= char <= "\udfff" for char in text)
 

@@ -148,7 +148,14 @@ def _top_k(logits: np.ndarray, top_k: int) -> np.ndarray:
     if 0 < top_k <= logits.size // _BLOCK:
         # The top_k largest block maxima are top_k logits, so nothing below the least of them is among the largest.
         maxima = logits[: logits.size // _BLOCK * _BLOCK].reshape(-1, _BLOCK).max(axis=1)
-        ids = np.flatnonzero(logits >= np.partition(maxima, maxima.size - top_k)[maxima.size - top_k])
-    order = np.lexsort((ids, -logits[ids]))
+        ids = np.flatnonzero(logits >= _kth_largest(maxima, top_k))
+    elif 0 < top_k < logits.size:
+        ids = np.flatnonzero(logits >= _kth_largest(logits, top_k))
+    order = np.argsort(-logits[ids], kind="stable")
     ranked: np.ndarray = ids[order[:top_k] if top_k > 0 else order]
     return ranked
+
+
+def _kth_largest(values: np.ndarray, k: int) -> np.float32:
+    value: np.float32 = np.partition(values, values.size - k)[values.size - k]
+    return value

@@ -18,7 +18,8 @@ from kernels.cpu import kv_quant, memory, norm, parallel, router
 from kernels.cpu import rope as rope_ops
 from kernels.cpu import linear as linear_ops
 from kernels.cpu.features import target
-from kernels.cpu.linear import LinearPlans, record_of
+from kernels.cpu.linear import LinearPlans
+from kernels.cpu.norm_forms import norm_with_forms
 from kernels.cpu.type_table import TypeTable
 from kernels.quant_types import QuantType, row_bytes
 
@@ -64,11 +65,7 @@ class CpuBackend:
         return embed_ops.embed(table, token_ids)
 
     def norm(self, x: Array, weight: Array, eps: float, readers: Sequence[Weight] = ()) -> Activations:
-        a = Activations(norm.norm(x, weight, eps))
-        for reader in readers:
-            if self.types.require([reader.quant_type]):
-                record_of(a, int(self.types.rows[reader.quant_type, 3]), self.types)
-        return a
+        return norm_with_forms(x, weight, eps, readers, self.types)
 
     def head_norm(self, x: Array, weight: Array, eps: float) -> Array:
         return norm.head_norm(x, weight, eps)

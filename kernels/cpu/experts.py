@@ -12,9 +12,10 @@ import numpy as np
 from numba import njit, prange
 
 from kernels.backend import Activations, ExpertGroups, ExpertTable
+from kernels.cpu.addresses import address
 from kernels.cpu.dequant_path import dots_dequantized
 from kernels.cpu.float_math import emit_exp
-from kernels.cpu.linear import CHUNK_ROWS, data_address, record_of
+from kernels.cpu.linear import CHUNK_ROWS, records_of
 from kernels.cpu.native import address_of
 from kernels.cpu.native_call import call_native
 from kernels.cpu.parallel import num_threads
@@ -52,7 +53,7 @@ def emit_silu_mul(e: Emitter, gate: object, up: object, n: object) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _rows_of_pairs(kernel, address, first, last, n_cols, n_pairs, x, x_stride, tokens, out, out_stride):
+def _rows_of_pairs(kernel, matrix, first, last, n_cols, n_pairs, x, x_stride, tokens, out, out_stride):
     """Rows first..last-1 of one expert matrix for its n_pairs pairs. Pair i reads record tokens[i] (or record i where `tokens` is empty)."""
     rows, block, block_bytes, form = kernel
     n_bytes = n_cols // block * block_bytes
@@ -61,7 +62,7 @@ def _rows_of_pairs(kernel, address, first, last, n_cols, n_pairs, x, x_stride, t
         n = min(step, last - r)
         for i in range(n_pairs):
             record = tokens[i] if tokens.shape[0] else i
-            call_native(rows, address + r * n_bytes, n_bytes, n, n_cols, x[form] + record * x_stride[form], out + i * out_stride + 4 * r)
+            call_native(rows, matrix + r * n_bytes, n_bytes, n, n_cols, x[form] + record * x_stride[form], out + i * out_stride + 4 * r)
 
 
 @njit(nogil=True, cache=True)
@@ -86,15 +87,17 @@ def _gate_up_part(kernels, gate, up, gate_types, up_types, ids, offsets, tokens,
 
 @njit(nogil=True, cache=True, parallel=True)
 def _gate_up(
-    kernels, gate, up, gate_types, up_types, ids, offsets, tokens, which, n_cols, f32, f32_stride, q32, q32_stride, q256, q256_stride,
-    h, u, width, silu, n_parts,
+    kernels, gate, up, gate_types, up_types, ids, offsets, tokens, which, x_rows, q32, q32_stride, q256, q256_stride,
+    h, u, silu, n_parts,
 ):
+    n_cols, width = x_rows.shape[1], h.shape[1]
     n = which.shape[0] * width
     for part in prange(n_parts):
-        x, x_stride = (f32, q32, q256), (f32_stride, q32_stride, q256_stride)
+        x, x_stride = (address(x_rows), q32, q256), (4 * n_cols, q32_stride, q256_stride)
         low, high = part * n // n_parts, (part + 1) * n // n_parts
         _gate_up_part(
-            kernels, gate, up, gate_types, up_types, ids, offsets, tokens, which, n_cols, x, x_stride, h, u, width, low, high, silu
+            kernels, gate, up, gate_types, up_types, ids, offsets, tokens, which, n_cols, x, x_stride, address(h), address(u),
+            width, low, high, silu,
         )
 
 
@@ -127,18 +130,17 @@ def _quantize_part(offsets, which, n_cols, x, x_stride, quantize_32, quantize_25
 
 
 @njit(nogil=True, cache=True, parallel=True)
-def _down(
-    kernels, down, down_types, ids, offsets, which, n_cols, f32, f32_stride, q32, q32_stride, q256, q256_stride, d, width, quantize_32,
-    quantize_256, n_parts,
-):
+def _down(kernels, down, down_types, ids, offsets, which, h, q32, q32_stride, q256, q256_stride, d, quantize_32, quantize_256, n_parts):
+    n_cols, width = h.shape[1], d.shape[1]
     if quantize_32 or quantize_256:
         for part in prange(n_parts):
-            _quantize_part(offsets, which, n_cols, (f32, q32, q256), (f32_stride, q32_stride, q256_stride), quantize_32, quantize_256, part, n_parts)
+            x, x_stride = (address(h), q32, q256), (4 * n_cols, q32_stride, q256_stride)
+            _quantize_part(offsets, which, n_cols, x, x_stride, quantize_32, quantize_256, part, n_parts)
     n = which.shape[0] * width
     for part in prange(n_parts):
-        x, x_stride = (f32, q32, q256), (f32_stride, q32_stride, q256_stride)
+        x, x_stride = (address(h), q32, q256), (4 * n_cols, q32_stride, q256_stride)
         low, high = part * n // n_parts, (part + 1) * n // n_parts
-        _down_part(kernels, down, down_types, ids, offsets, which, n_cols, x, x_stride, d, width, low, high)
+        _down_part(kernels, down, down_types, ids, offsets, which, n_cols, x, x_stride, address(d), width, low, high)
 
 
 @njit(nogil=True, cache=True)
@@ -185,15 +187,14 @@ class Experts:
     def gate_up(self, a: Activations, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, h: np.ndarray) -> None:
         """h[pair] = silu(gate x) * up x for the pairs of the listed groups; h float32 [P, F] is written there only."""
         plan = self.plan(table)
-        records = [0] * 6
-        for form in plan.x_forms:
-            record = record_of(a, form, self.types)
-            records[2 * form], records[2 * form + 1] = record.address, record.stride
+        if h.shape[1] != table.intermediate_size or a.x.shape[1] != table.hidden_size:
+            raise ValueError(f"experts of {table.hidden_size} x {table.intermediate_size} from {a.x.shape} into {h.shape}")
+        records = records_of(a, plan.x_forms, self.types)
         if self._up.shape[0] < h.shape[0] or self._up.shape[1] != h.shape[1]:
             self._up = np.empty(h.shape, np.float32)
         _gate_up(
             self.types.rows, table.gate, table.up, table.gate_types, table.up_types, groups.expert_ids, groups.offsets, groups.token_ids,
-            which, table.hidden_size, *records, data_address(h), data_address(self._up), table.intermediate_size, self._silu, num_threads(),
+            which, a.x, *records, h, self._up, self._silu, num_threads(),
         )
         if not plan.direct:
             self._gate_up_dequantized(a.x, table, groups, which, h)
@@ -201,15 +202,17 @@ class Experts:
     def down(self, h: np.ndarray, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, d: np.ndarray) -> None:
         """d[pair] = down h[pair] for the pairs of the listed groups; d float32 [P, D] is written there only."""
         plan = self.plan(table)
-        records, quantizers = [data_address(h), 4 * h.shape[1], 0, 0, 0, 0], [0, 0, 0]
+        if h.shape[1] != table.intermediate_size or d.shape[1] != table.hidden_size:
+            raise ValueError(f"experts of {table.hidden_size} x {table.intermediate_size} from {h.shape} into {d.shape}")
+        records, quantizers = [0, 0, 0, 0], [0, 0, 0]
         for form in plan.h_forms:
             if form != FORM_F32:
                 record = self._record(form, *h.shape)
-                records[2 * form], records[2 * form + 1] = record.address, record.stride
+                records[2 * form - 2], records[2 * form - 1] = record.address, record.stride
                 quantizers[form] = self.types.quantizers[form]
         _down(
-            self.types.rows, table.down, table.down_types, groups.expert_ids, groups.offsets, which, table.intermediate_size, *records,
-            data_address(d), table.hidden_size, quantizers[FORM_Q8_32], quantizers[FORM_Q8_256], num_threads(),
+            self.types.rows, table.down, table.down_types, groups.expert_ids, groups.offsets, which, h, *records, d,
+            quantizers[FORM_Q8_32], quantizers[FORM_Q8_256], num_threads(),
         )
         if not plan.direct:
             self._down_dequantized(h, table, groups, which, d)
@@ -217,8 +220,7 @@ class Experts:
     def silu_mul(self, gate_up: np.ndarray, width: int) -> np.ndarray:
         """silu(gate) * up for float32 gate_up [T, 2 * width]: fresh float32 [T, width]."""
         out = np.ascontiguousarray(gate_up[:, :width])
-        for gate, up in zip(out, gate_up[:, width:], strict=True):
-            _silu_mul(self._silu, data_address(gate), data_address(up), width)
+        _silu_mul(self._silu, out, np.ascontiguousarray(gate_up[:, width:]))
         return out
 
     def _record(self, form: int, n_pairs: int, width: int) -> Form:
@@ -244,7 +246,7 @@ class Experts:
             up = self._up[begin:end]
             dots_dequantized(int(table.gate[e]), QuantType(gate_type), table.intermediate_size, rows, h[begin:end], self.types)
             dots_dequantized(int(table.up[e]), QuantType(up_type), table.intermediate_size, rows, up, self.types)
-            _silu_mul(self._silu, data_address(h[begin:end]), data_address(up), up.size)
+            _silu_mul(self._silu, h[begin:end], up)
 
     def _down_dequantized(self, h: np.ndarray, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, d: np.ndarray) -> None:
         for g in which.tolist():
@@ -255,8 +257,8 @@ class Experts:
 
 
 @njit(nogil=True, cache=True)
-def _silu_mul(function, gate, up, n):
-    call_native(function, gate, up, n)
+def _silu_mul(function, gate, up):
+    call_native(function, address(gate), address(up), gate.size)
 
 
 def expert_combine(d: np.ndarray, groups: ExpertGroups, topk_weights: np.ndarray) -> np.ndarray:

@@ -22,20 +22,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numba import njit, prange
 
-from kernels.cpu.vector_ir import F32, I8, I16, I32, I64, Emitter, vec
+from kernels.cpu.addresses import address, aligned_address
+from kernels.cpu.native_call import call_native
+from kernels.cpu.parallel import num_threads
+from kernels.cpu.vector_ir import F32, I8, I16, I32, Emitter, vec
 from kernels.quant_types import QuantType, block_size
 
 FORM_F32, FORM_Q8_32, FORM_Q8_256 = 0, 1, 2
 FORM_KEYS = ("f32", "q8_32", "q8_256")
 _ALIGN = 64
+_SERIAL_ROWS = 4  # up to this many rows one thread is faster than waking the others
 _SMALLEST_NORMAL = 1.1754943508222875e-38
 _FLOAT_TYPES = (QuantType.F32, QuantType.F16, QuantType.BF16)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Form:
-    """Records of n_rows tokens; `owner` keeps the memory at `address` alive."""
+    """Records of one call's tokens; `owner` keeps the memory at `address` alive."""
 
     address: int
     stride: int
@@ -60,11 +65,52 @@ def record_bytes(form: int, n_cols: int) -> int:
     return (n_bytes + _ALIGN - 1) // _ALIGN * _ALIGN
 
 
+def record_buffer(form: int, n_rows: int, n_cols: int) -> np.ndarray:
+    """Uninitialised memory for n_rows records at its first 64-byte boundary."""
+    return np.empty(n_rows * record_bytes(form, n_cols) + _ALIGN, np.uint8)
+
+
 def new_form(form: int, n_rows: int, n_cols: int) -> Form:
     """Uninitialised records for n_rows tokens, 64-byte aligned."""
-    stride = record_bytes(form, n_cols)
-    owner = np.empty(n_rows * stride + _ALIGN, np.uint8)
-    return Form((owner.__array_interface__["data"][0] + _ALIGN - 1) // _ALIGN * _ALIGN, stride, owner)
+    owner = record_buffer(form, n_rows, n_cols)
+    return Form(aligned_address(owner), record_bytes(form, n_cols), owner)
+
+
+@njit(nogil=True, cache=True)
+def quantize_row(quantizer, x, record, n_cols):
+    """Write the record of the float32 row at `x` by the function at address `quantizer`."""
+    call_native(quantizer, x, record, n_cols)
+
+
+@njit(nogil=True, cache=True)
+def _quantize_serial(quantizer, x, buffer, stride):
+    first = aligned_address(buffer)
+    for i in range(x.shape[0]):
+        quantize_row(quantizer, address(x) + i * 4 * x.shape[1], first + i * stride, x.shape[1])
+    return first
+
+
+@njit(nogil=True, cache=True, parallel=True)
+def _quantize_parallel(quantizer, x, buffer, stride, n_parts):
+    first = aligned_address(buffer)
+    for part in prange(n_parts):
+        for i in range(part * x.shape[0] // n_parts, (part + 1) * x.shape[0] // n_parts):
+            quantize_row(quantizer, address(x) + i * 4 * x.shape[1], first + i * stride, x.shape[1])
+    return first
+
+
+def quantize(x: np.ndarray, form: int, quantizer: int) -> Form:
+    """The records of float32 x [T, n_cols] (C-contiguous) in FORM_* `form`, by the function at address `quantizer`.
+
+    Raises ValueError for other arrays and for a width that the form's blocks do not divide.
+    """
+    if x.dtype != np.float32 or x.ndim != 2 or not x.flags.c_contiguous:
+        raise ValueError(f"activations must be C-contiguous float32 [T, D], got {x.dtype} {x.shape}")
+    n_rows, n_cols = x.shape
+    stride, owner = record_bytes(form, n_cols), record_buffer(form, n_rows, n_cols)
+    if n_rows <= _SERIAL_ROWS:
+        return Form(_quantize_serial(quantizer, x, owner, stride), stride, owner)
+    return Form(_quantize_parallel(quantizer, x, owner, stride, num_threads()), stride, owner)
 
 
 def _block_scale(e: Emitter, amax: Any) -> tuple[Any, Any]:
@@ -143,9 +189,8 @@ def emit_quantize_256(e: Emitter, x: Any, record: Any, n_cols: Any) -> None:
     e.loop(b.lshr(n_cols, e.i64(8)), [], body)
 
 
-# void quantize(x, record, n_cols): one row, all arguments int64
-QUANTIZE_ARGUMENTS = (I64, I64, I64)
 QUANTIZERS: dict[int, Callable[[Emitter, Any, Any, Any], None]] = {
     FORM_Q8_32: emit_quantize_32,
     FORM_Q8_256: emit_quantize_256,
 }
+"""Emit `void quantize(x, record, n_cols)`, one row, by FORM_*."""

@@ -24,6 +24,7 @@ class TypeTable:
     def __init__(self, target: Target) -> None:
         self.target = target
         self.rows = np.zeros((256, 4), np.int64)
+        self.forms = [FORM_F32] * 256  # FORM_* by type id, of the types required so far
         self.quantizers = [0] * (1 + len(QUANTIZERS))  # address by FORM_*; 0 for FORM_F32
         self._ready: set[int] = set()
 
@@ -50,6 +51,7 @@ class TypeTable:
             _log.warning("%s has no direct CPU kernel: its rows are dequantised at each use, slowly", quant_type.name)
             self.require([QuantType.F32])
         self.rows[quant_type] = (address, block_size(quant_type), block_bytes(quant_type), form)
+        self.forms[quant_type] = form
         self._ready.add(int(quant_type))
 
     def _require_form(self, form: int) -> None:

@@ -1,0 +1,46 @@
+"""Whether a file holds exactly the tensors its architecture asks for, found out by building the model without its
+weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+
+from kernels.backend import Backend, Weight
+from models.config import ModelConfig
+from models.gguf import GGUFModel
+from models.registry import build_model
+from models.weights import WeightSource
+
+
+class _NoDevice:
+    """The two things that building a model asks of a backend, for arrays that nobody will compute with."""
+
+    def allocate(self, n_bytes: int) -> np.ndarray:
+        return np.empty(0, np.uint8)
+
+    def from_host(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+
+class _ShapesOnly(WeightSource):
+    """A source that checks names and shapes as the real one does, and reads nothing."""
+
+    def matrix(self, name: str, n_rows: int, n_cols: int) -> Weight:
+        info = self._take(name, (n_cols, n_rows))
+        return Weight(None, info.quant_type, n_rows, n_cols)
+
+    def host_vector(self, name: str, size: int) -> np.ndarray:
+        self._take(name, (size,))
+        return np.zeros(size, np.float32)
+
+
+def check_tensors(gguf: GGUFModel, config: ModelConfig) -> None:
+    """Raise what loading would: GGUFError for a tensor that is missing, misshapen or of no use. Experts are not looked
+    at.
+    """
+    source: Any = _ShapesOnly(gguf, cast(Backend, _NoDevice()))
+    build_model(source, config)
+    source.finish()

@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 VOCAB_SIZE = 2048
-PROMPT_WEIGHT = 0.05  # loss weight of tokens that the user wrote, against 1.0 for the assistant's
+PROMPT_WEIGHT = 0.1  # loss weight of tokens that the user wrote, against 1.0 for the assistant's
 
 
 def train_tokenizer(seed: int, conversations: int = 12_000) -> Tokenizer:

@@ -29,7 +29,7 @@ from models.demo.tokenizer import packed_rows, train_tokenizer
 from models.demo.train_model import DemoConfig, DemoModel
 
 SEED = 20
-LONG_EVERY = 8  # one step in this many has rows of the full context
+LONG_EVERY = 10  # one step in this many has rows of the full context
 
 
 class Trainer:
@@ -79,7 +79,7 @@ class Trainer:
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """This worker's share of the next rows, ids and loss weights [B, T]; moves on in the corpus past all shares."""
-        length = self.config.max_position_embeddings if self.step % LONG_EVERY == LONG_EVERY - 1 else 256
+        length = self.config.max_position_embeddings if self.step % LONG_EVERY == LONG_EVERY - 1 else 512
         rows, source = [], packed_rows(self.tokenizer, SEED, self.next_conversation, length)
         for _ in range(self.args.batch_tokens // length):
             ids, weights, self.next_conversation = next(source)
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the run: tokenizer, checkpoint, log")
     parser.add_argument("--minutes", type=float, default=60.0, help="running time of the whole schedule")
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--batch-tokens", type=int, default=8192)
+    parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument(
         "--finish-by", type=float, help="end at this time (seconds since 1970) instead of after --minutes"

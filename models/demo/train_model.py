@@ -79,11 +79,11 @@ class SortedExperts(torch.autograd.Function):  # type: ignore[misc]
 def padded_places(topk_ids: Tensor, num_experts: int) -> tuple[Tensor, list[int]]:
     """Row of every (token, choice) [N*K] in a buffer sorted by expert, and the rows of each expert.
 
-    Counts are rounded up to 64: a bfloat16 matmul on a CPU is set up once a shape, so shapes must repeat.
+    Counts are rounded up to 32: a bfloat16 matmul on a CPU is set up once a shape, so shapes must repeat.
     """
     flat = topk_ids.flatten()
     counts = torch.bincount(flat, minlength=num_experts)
-    padded = (counts + 63) // 64 * 64
+    padded = (counts + 31) // 32 * 32
     shift = (padded.cumsum(0) - padded) - (counts.cumsum(0) - counts)
     order = flat.argsort(stable=True)
     place = torch.empty_like(order)
@@ -128,6 +128,8 @@ class DemoModel(nn.Module):  # type: ignore[misc]
         self.lm_head = nn.Parameter(torch.randn(c.vocab_size, c.hidden_size) * 0.02)
         half = c.hidden_size // c.num_attention_heads // 2
         angles = torch.outer(torch.arange(c.max_position_embeddings), c.rope_theta ** (-torch.arange(half) / half))
+        mask = torch.full((c.max_position_embeddings, c.max_position_embeddings), -torch.inf).triu(1)
+        self.register_buffer("mask", mask, persistent=False)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
@@ -170,7 +172,9 @@ class DemoModel(nn.Module):  # type: ignore[misc]
         v = v.view(b, t, self.c.num_attention_heads, -1).transpose(1, 2)
         if cache is None:
             q, k, v = q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            # twice as fast as torch's fused kernel here: bfloat16 on a CPU, rows of a few hundred tokens
+            scores = torch.matmul(q, k.mT).float() * q.shape[-1] ** -0.5 + self.mask[:t, :t]  # type: ignore[index]
+            y = torch.matmul(scores.softmax(-1).to(self.dtype), v)
         else:
             where = positions[:, None, :, None].expand_as(k)
             cache.keys[number].scatter_(2, where, k)

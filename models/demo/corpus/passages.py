@@ -170,7 +170,7 @@ def ask_who(rng: Random, fact: Fact, name: str) -> Fact:
 
 
 def make(rng: Random) -> Exchange:
-    """One passage of three to seven facts, its first question and up to two follow-ups."""
+    """One passage of three to seven facts, its first question and up to five follow-ups."""
     names = w.people(rng, rng.choice((1, 2, 2, 3)))
     facts: list[Fact] = []
     values: set[str] = set()
@@ -189,14 +189,15 @@ def make(rng: Random) -> Exchange:
     if rng.random() < 0.6:
         rng.shuffle(facts)
     passage = " ".join(fact.sentence for fact in facts)
-    asked = [(vary_case(rng, rng.choice(f.questions)), f.reply, f.value) for f in rng.sample(facts, min(3, len(facts)))]
-    if rng.random() < 0.08:
+    chosen = rng.sample(facts, min(6, len(facts)))
+    asked = [(vary_case(rng, rng.choice(fact.questions)), fact.reply, fact.value) for fact in chosen]
+    if rng.random() < 0.06:
         stranger = rng.choice([n for n in w.NAMES if n not in passage])
         fact = person_fact(rng, rng.choice(PERSON_KINDS), stranger)
         asked[0] = (rng.choice(fact.questions), UNKNOWN, UNKNOWN)
     question, reply, value = asked[0]
     user = rng.choice(FRAMES).format(p=passage, q=question)
-    extra = tuple((_follow_up(rng, q), r, v) for q, r, v in asked[1 : rng.choice((1, 1, 2, 3))])
+    extra = tuple((_follow_up(rng, q), r, v) for q, r, v in asked[1 : rng.choice((1, 2, 4, 6, 6))])
     return Exchange("passages", passage, user, reply, value, extra)
 
 

@@ -59,6 +59,7 @@ class ModelConfig:
     rope: RopeConfig
     router: RouterSpec
     tied_embeddings: bool
+    shared_intermediate_size: int = 0  # width of the shared expert, 0: there is none
     sliding_window: int = 0  # positions that attention sees, 0: all
     defaults_used: tuple[str, ...] = ()
     unread_keys: tuple[str, ...] = ()
@@ -92,6 +93,7 @@ class ModelConfig:
             rope=_rope(values, table.rope_interleaved, where),
             router=_router(values, where),
             tied_embeddings="output.weight" not in model.tensors,
+            shared_intermediate_size=values.get("shared_intermediate_size", 0),
             defaults_used=tuple(reader.defaults_used),
             unread_keys=unread,
             **{field: values[field] for field in _PLAIN_FIELDS},
@@ -121,6 +123,7 @@ _POSITIVE = (
     "num_experts",
     "num_experts_per_tok",
     "moe_intermediate_size",
+    "shared_intermediate_size",
     "n_rot",
     "rms_norm_eps",
     "rope_theta",
@@ -161,7 +164,7 @@ def _check_sizes(v: dict[str, Any], where: str, n_tensors: int) -> None:
             f"{where}: holds metadata and no tensors (a vocabulary file?); a model to run needs its weights"
         )
     for field in _POSITIVE:
-        if v[field] <= 0:
+        if v.get(field, 1) <= 0:
             raise GGUFError(f"{where}: {field} is {v[field]}; it must be above 0")
     rules = {
         f"{v['num_layers']} layers in a file of {n_tensors} tensors": v["num_layers"] <= n_tensors,

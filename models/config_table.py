@@ -26,6 +26,7 @@ class Key:
     kind: type
     default: Any | Callable[[Values], Any] = None
     why: str = ""
+    matters: Callable[[Values], bool] = lambda _: True  # False: not used given the fields before, so no note
 
     @property
     def required(self) -> bool:
@@ -44,6 +45,14 @@ class Architecture:
 def _ratio(total: int, parts: int) -> int:
     """total / parts, or 0, which no size may be, where that is no whole number."""
     return total // parts if parts > 0 and total % parts == 0 else 0
+
+
+def _has_groups(v: Values) -> bool:
+    return bool(v["num_groups"] > 1)
+
+
+def _is_yarn(v: Values) -> bool:
+    return bool(v["rope_scaling"] == "yarn")
 
 
 _HEAD_WIDTH = "embedding_length / attention.head_count"
@@ -68,7 +77,9 @@ COMMON: dict[str, Key] = {
     "norm_topk_prob": Key("expert_weights_norm", bool, True, "the architecture's rule"),
     "router_scale": Key("expert_weights_scale", float, 1.0, "no scaling"),
     "num_groups": Key("expert_group_count", int, 1, "experts are not grouped"),
-    "num_groups_used": Key("expert_group_used_count", int, lambda v: max(v["num_groups"], 1), "every group"),
+    "num_groups_used": Key(
+        "expert_group_used_count", int, lambda v: max(v["num_groups"], 1), "every group", _has_groups
+    ),
     "n_rot": Key("rope.dimension_count", int, lambda v: v["head_dim"], "the whole head"),
     "rope_theta": Key("rope.freq_base", float, 10000.0, "llama.cpp's default"),
     "rope_factor": Key("rope.scaling.factor", float, 1.0, "no scaling"),
@@ -79,11 +90,11 @@ COMMON: dict[str, Key] = {
         "llama.cpp's default",
     ),
     "rope_original_context": Key(
-        "rope.scaling.original_context_length", int, lambda v: v["context_length"], "context_length"
+        "rope.scaling.original_context_length", int, lambda v: v["context_length"], "context_length", _is_yarn
     ),
-    "rope_attention_factor": Key("rope.scaling.attn_factor", float, 1.0, "no factor"),
-    "rope_beta_fast": Key("rope.scaling.yarn_beta_fast", float, 32.0, "YaRN's own"),
-    "rope_beta_slow": Key("rope.scaling.yarn_beta_slow", float, 1.0, "YaRN's own"),
+    "rope_attention_factor": Key("rope.scaling.attn_factor", float, 1.0, "no factor", _is_yarn),
+    "rope_beta_fast": Key("rope.scaling.yarn_beta_fast", float, 32.0, "YaRN's own", _is_yarn),
+    "rope_beta_slow": Key("rope.scaling.yarn_beta_slow", float, 1.0, "YaRN's own", _is_yarn),
 }
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -120,13 +131,19 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_parallel_residual": (False,),
 }
 
+
+def _without(neutral: dict[str, tuple[Any, ...]], *names: str) -> dict[str, tuple[Any, ...]]:
+    """`neutral` less the keys that an architecture does compute."""
+    return {name: values for name, values in neutral.items() if name not in names}
+
+
 # Keys that say nothing about the maths. vocab_size is read apart, because its default is not another key's value.
 INERT = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type"})
 
 GATINGS = {1: "softmax", 2: "sigmoid", 3: "softmax_topk"}
 ROPE_SCALINGS = ("none", "linear", "yarn")
 
-_QWEN3_WIDTH = Key(
+_QWEN_WIDTH = Key(
     "expert_feed_forward_length",
     int,
     lambda v: _ratio(v["feed_forward_length"], v["num_experts_per_tok"]),
@@ -140,7 +157,19 @@ ARCHITECTURES: dict[str, Architecture] = {
         fields=COMMON | {"norm_topk_prob": Key("expert_weights_norm", bool, False, "the architecture's rule")},
         neutral=NEUTRAL,
     ),
+    "qwen2moe": Architecture(
+        rope_interleaved=False,
+        fields=COMMON
+        | {
+            "moe_intermediate_size": _QWEN_WIDTH,
+            "shared_intermediate_size": Key(
+                "expert_shared_feed_forward_length", int, lambda v: v["feed_forward_length"], "feed_forward_length"
+            ),
+            "norm_topk_prob": Key("expert_weights_norm", bool, False, "the architecture's rule"),
+        },
+        neutral=_without(NEUTRAL, "expert_shared_feed_forward_length"),
+    ),
     "qwen3moe": Architecture(
-        rope_interleaved=False, fields=COMMON | {"moe_intermediate_size": _QWEN3_WIDTH}, neutral=NEUTRAL
+        rope_interleaved=False, fields=COMMON | {"moe_intermediate_size": _QWEN_WIDTH}, neutral=NEUTRAL
     ),
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kernels.backend import Array, Backend
 from models.config import ModelConfig
 from models.expert_provider import ExpertProvider, RouterWeights
+from models.shared_expert import SharedExpert
 from models.weights import WeightSource
 
 
@@ -15,10 +16,11 @@ class MoE:
     """`router` holds ffn_norm, ffn_gate_inp and, where the file has one, exp_probs_b."""
 
     router: RouterWeights
+    shared: SharedExpert | None = None
 
     @classmethod
-    def read(cls, source: WeightSource, config: ModelConfig, layer: int) -> MoE:
-        """Take the router's tensors of `layer`; the experts' own stay in the file."""
+    def read(cls, source: WeightSource, config: ModelConfig, layer: int, shared: SharedExpert | None = None) -> MoE:
+        """Take the router's tensors of `layer`; the routed experts' own stay in the file."""
         blk, hidden, num_experts = f"blk.{layer}", config.hidden_size, config.router.num_experts
         bias = f"{blk}.exp_probs_b.bias"
         router = RouterWeights(
@@ -29,12 +31,14 @@ class MoE:
             ffn_gate_inp=source.matrix(f"{blk}.ffn_gate_inp.weight", num_experts, hidden),
             exp_probs_b=source.vector(bias, num_experts) if source.has(bias) else None,
         )
-        return cls(router)
+        return cls(router, shared)
 
     def __call__(self, backend: Backend, x: Array, provider: ExpertProvider) -> Array:
-        """What the chosen experts add to the residual x [T, D]."""
+        """What the chosen experts, and the shared one, add to the residual x [T, D]."""
         router = self.router
         a = backend.norm(x, router.ffn_norm, router.norm_eps, readers=(router.ffn_gate_inp,))
         router_logits = backend.linear(a, router.ffn_gate_inp)  # [T, E]
         routing = provider.select(router.layer, x, a, router_logits)
-        return provider.compute(router.layer, a, routing)
+        if self.shared is None:
+            return provider.compute(router.layer, a, routing)
+        return provider.compute(router.layer, a, routing) + self.shared(backend, a)

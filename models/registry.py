@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from models import llama, olmoe, qwen3moe
+from models import llama, olmoe, qwen2moe, qwen3moe
 from models.config import ModelConfig
 from models.errors import UnsupportedArchitecture
 from models.model import Model
@@ -13,6 +13,7 @@ from models.weights import WeightSource
 ARCHITECTURES: dict[str, Callable[[WeightSource, ModelConfig], Model]] = {
     "llama": llama.build,
     "olmoe": olmoe.build,
+    "qwen2moe": qwen2moe.build,
     "qwen3moe": qwen3moe.build,
 }
 

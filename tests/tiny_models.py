@@ -47,6 +47,17 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "qwen2moe": (
+        transformers.Qwen2MoeConfig,
+        transformers.Qwen2MoeForCausalLM,
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "intermediate_size": 96,
+        },
+    ),
     "llama": (
         transformers.MixtralConfig,
         transformers.MixtralForCausalLM,
@@ -64,7 +75,9 @@ def tiny_model(architecture: str, seed: int = 0, **overrides: Any) -> Any:
     model = model_class(config).eval().float()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
+            if name.endswith("bias"):
+                parameter.normal_(0.0, 0.3)
+            elif parameter.dim() == 1:
                 parameter.copy_(1.0 + 0.3 * torch.randn_like(parameter))
             else:
                 # Wide enough that attention and the router decide something, not so wide that they saturate.
@@ -142,6 +155,9 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
     if architecture == "qwen3moe":
         keys["attention.key_length"] = keys["attention.value_length"] = head_dim
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
+    if architecture == "qwen2moe":
+        keys["expert_feed_forward_length"] = config.moe_intermediate_size
+        keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     return {"general.name": f"tiny {architecture}", **{f"{architecture}.{key}": value for key, value in keys.items()}}
 
 
@@ -155,6 +171,10 @@ NAMES = {
     "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 from gguf import quants
-from tolerances import FLOAT32_RELATIVE, PAPER_DECIMALS, REFERENCE_RELATIVE
 
 from kernels.backend import ExpertTable, KVLayer, RopeTable, RouterSpec, Weight
 from kernels.grouping import group_by_expert
@@ -19,6 +18,7 @@ from kernels.reference.linear import linear_ref, silu_ref
 from kernels.reference.norm import head_norm_ref, norm_ref
 from kernels.reference.rope import rope_ref
 from kernels.reference.router import route_ref
+from tests.tolerances import FLOAT32_RELATIVE, PAPER_DECIMALS, REFERENCE_RELATIVE
 
 RNG = np.random.default_rng(0)
 BACKEND = ReferenceBackend()

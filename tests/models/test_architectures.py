@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernels.cpu.backend import CpuBackend
-from tiny_models import hf_greedy, hf_logits, prompt, tiny_model, write_gguf
-from tolerances import LOGITS_RELATIVE
 
+from kernels.cpu.backend import CpuBackend
 from kernels.reference.backend import ReferenceBackend
 from models.expert_store import ExpertStore
 from models.gguf import GGUFModel
 from models.loader import load_model
 from models.model import Model
 from models.resident import ResidentExperts
+from tests.tiny_models import hf_greedy, hf_logits, prompt, tiny_model, write_gguf
+from tests.tolerances import LOGITS_RELATIVE
 
 N_TOKENS = 41
 BACKENDS = {"reference": ReferenceBackend, "cpu": CpuBackend}
@@ -61,6 +61,11 @@ CASES = {
     "qwen3moe_not_normalised": Case("qwen3moe", {"norm_topk_prob": False}, {"qwen3moe.expert_weights_norm": False}),
     "qwen3moe_one_kv_head": Case("qwen3moe", {"num_key_value_heads": 1}),
     "qwen3moe_yarn": Case("qwen3moe", yarn(4.0, 16), scaling_keys("qwen3moe", "yarn", 4.0, 16)),
+    "qwen2moe": Case("qwen2moe"),
+    "qwen2moe_one_expert_normalised": Case(
+        "qwen2moe", {"num_experts_per_tok": 1, "norm_topk_prob": True}, {"qwen2moe.expert_weights_norm": True}
+    ),
+    "qwen2moe_all_experts": Case("qwen2moe", {"num_experts_per_tok": 5, "num_key_value_heads": 1}),
     "llama": Case("llama"),
     "llama_one_expert": Case("llama", {"num_experts_per_tok": 1}),
     "llama_all_experts": Case("llama", {"num_experts_per_tok": 5}),

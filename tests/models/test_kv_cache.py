@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import hf_logits, prompt, tiny_model, write_gguf
-from tolerances import KV_F16_RELATIVE, KV_Q8_0_RELATIVE
 
 from kernels.reference.backend import ReferenceBackend
 from models.errors import UsageError
@@ -18,6 +16,8 @@ from models.kv_cache import KVCache
 from models.loader import load_model
 from models.model import Model
 from models.resident import ResidentExperts
+from tests.tiny_models import hf_logits, prompt, tiny_model, write_gguf
+from tests.tolerances import KV_F16_RELATIVE, KV_Q8_0_RELATIVE
 
 HF = tiny_model("qwen3moe", head_dim=32)  # heads that hold whole q8_0 blocks
 

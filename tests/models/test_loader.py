@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_models
-from tiny_models import tiny_model, write_gguf
 
 from kernels.reference.backend import ReferenceBackend
 from models.errors import GGUFError, UnsupportedArchitecture
 from models.gguf import GGUFModel
 from models.loader import load_model, non_expert_bytes
 from models.weights import ALIGNMENT
+from tests import tiny_models
+from tests.tiny_models import tiny_model, write_gguf
 
 HF = tiny_model("olmoe")
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tolerances import ROPE_ABSOLUTE
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from models.config import RopeConfig
 from models.rope import build_rope_table, rope_frequencies
+from tests.tolerances import ROPE_ABSOLUTE
 
 HEAD_DIM = 64
 THETA = 10000.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from kernels.backend import Backend
+from kernels.cpu.backend import CpuBackend
 from kernels.cpu.memory import allocate
 from models.config import ModelConfig
 from models.expert_store import ExpertStore
@@ -51,7 +51,11 @@ class OpenedEngine:
     config: ModelConfig
     plan: MemoryPlan
     controller: ResidencyController
+    backend: CpuBackend
+    threads: int
     evict: str
+    predictor: str
+    routing: str
     expert_bytes_total: int
     _reader: DiskReader
 
@@ -97,7 +101,8 @@ def _open(
     progress: Progress | None,
 ) -> OpenedEngine:
     config = ModelConfig.from_gguf(gguf)
-    backend = _make_backend(options, gguf, progress)
+    threads = options.threads or len(os.sched_getaffinity(0))
+    backend = _make_backend(threads, gguf, progress)
     places = ExpertPlaces.of(ExpertStore(gguf, config))
     plan = plan_run(gguf, config, places, options, default_budget)
     loaded = load_model(gguf, backend)
@@ -122,7 +127,20 @@ def _open(
         reader.close()
         raise
     engine = Engine(loaded, cache, controller, options.ubatch_size)
-    opened = OpenedEngine(engine, gguf, config, plan, controller, evict, places.expert_bytes_total, reader)
+    opened = OpenedEngine(
+        engine=engine,
+        gguf=gguf,
+        config=config,
+        plan=plan,
+        controller=controller,
+        backend=backend,
+        threads=threads,
+        evict=evict,
+        predictor="none",
+        routing="exact",
+        expert_bytes_total=places.expert_bytes_total,
+        _reader=reader,
+    )
     if plan.all_resident:
         try:
             _load_all(controller, places, progress)
@@ -132,10 +150,8 @@ def _open(
     return opened
 
 
-def _make_backend(options: RunOptions, gguf: GGUFModel, progress: Progress | None) -> Backend:
-    from kernels.cpu.backend import CpuBackend  # numba: only where a model runs
-
-    backend = CpuBackend(options.threads or len(os.sched_getaffinity(0)))
+def _make_backend(threads: int, gguf: GGUFModel, progress: Progress | None) -> CpuBackend:
+    backend = CpuBackend(threads)
     warmup = getattr(backend, "warmup", None)
     if warmup is not None:
         types = {info.quant_type for info in gguf.tensors.values()}
@@ -146,7 +162,9 @@ def _make_backend(options: RunOptions, gguf: GGUFModel, progress: Progress | Non
 def plan_run(
     gguf: GGUFModel, config: ModelConfig, places: ExpertPlaces, options: RunOptions, default_budget: Size | None = None
 ) -> MemoryPlan:
-    """The plan for these flags on this machine, from the process as it stands now. Raises MemoryPlanError, UsageError.
+    """The plan for these flags on this machine, from the process as it stands now.
+
+    Raises MemoryPlanError, UsageError.
     """
     context = choose_context(options.ctx_size, config.context_length)
     kv_bytes = context * KVCache.bytes_per_token(config, options.cache_type_k, options.cache_type_v)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import click
 
@@ -29,7 +30,7 @@ def change_setting(params: SamplingParams, name: str, value: str) -> SamplingPar
     return dataclasses.replace(params, **{field: _convert(kind, name, value)})
 
 
-def _convert(kind: click.ParamType[int] | click.ParamType[float], name: str, value: str) -> int | float:
+def _convert(kind: click.ParamType[Any], name: str, value: str) -> Any:
     try:
         return kind.convert(value, None, None)
     except click.BadParameter as error:

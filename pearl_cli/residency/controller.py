@@ -126,6 +126,14 @@ class ResidencyController:
     def close(self) -> None:
         self.queue.close()
 
+    def drop_residents(self) -> None:
+        """Empty every slot, as at the start of a process; usage history stays. Only between two calls."""
+        for state in self.layers:
+            if state is not None:
+                for expert in np.flatnonzero(state.slot_of >= 0):
+                    state.vacate(int(expert), self.arena)
+                state.cache.resident[:] = False
+
     def load_experts(
         self, pairs: Iterable[tuple[int, int]], progress: Callable[[int], None] | None = None
     ) -> None:

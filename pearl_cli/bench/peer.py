@@ -1,0 +1,45 @@
+"""llama.cpp's llama-bench on the same file, one run at a time, so that two programs can be measured turn by turn."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.errors import PearlError, UsageError
+from pearl_cli.bench.runner import Test
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaBench:
+    """`program`: path of llama-bench; `model`: a stock GGUF (llama.cpp does not read pearl shards)."""
+
+    program: Path
+    model: Path
+    threads: int
+
+    @classmethod
+    def from_flag(cls, flag: str, model: Path, threads: int) -> LlamaBench:
+        """Parse `llama-bench=PATH`. Raises UsageError."""
+        name, _, path = flag.partition("=")
+        if name != "llama-bench" or not path:
+            raise UsageError(f"--vs {flag}: write --vs llama-bench=PATH")
+        program = Path(path).expanduser()
+        if not program.is_file():
+            raise UsageError(f"--vs: {program} does not exist")
+        return cls(program, model, threads)
+
+    def run(self, test: Test) -> float:
+        """Tokens a second of one repetition of `test`. Raises PearlError when the program fails."""
+        command = [str(self.program), "-m", str(self.model), "-t", str(self.threads), "-r", "1", "-o", "json"]
+        command += ["-p", str(test.n_prompt), "-n", str(test.n_gen)]
+        if test.n_depth:
+            command += ["-d", str(test.n_depth)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise PearlError(f"llama-bench failed on {self.model} with exit code {done.returncode}: {last}")
+        records: list[dict[str, Any]] = json.loads(done.stdout)
+        return float(records[0]["avg_ts"])

@@ -1,0 +1,42 @@
+"""What a bench feeds the model: seeded random tokens, or a real text.
+
+Never one repeated token, which would hit every cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`text_ids` is the real prompt, or None for random tokens drawn from `seed`."""
+
+    vocab_size: int
+    seed: int
+    text_ids: list[int] | None = None
+
+    @property
+    def teacher_forced(self) -> bool:
+        """Random tokens are fed whatever the model says; after a real text the model's own greedy choice is fed."""
+        return self.text_ids is None
+
+    def prompt(self, n_tokens: int) -> list[int]:
+        """`n_tokens` to begin with. Raises UsageError where the text is too short."""
+        if self.text_ids is None:
+            return self._random(n_tokens, stream=0)
+        if len(self.text_ids) < n_tokens:
+            raise UsageError(f"--prompt-file holds {len(self.text_ids)} tokens; -p or -d asks for {n_tokens}")
+        return self.text_ids[:n_tokens]
+
+    def continuation(self, n_tokens: int) -> list[int]:
+        """Tokens to feed while decoding, where they are forced."""
+        return self._random(n_tokens, stream=1)
+
+    def _random(self, n_tokens: int, stream: int) -> list[int]:
+        drawn = np.random.default_rng([self.seed, stream]).integers(0, self.vocab_size, n_tokens)
+        return [int(token_id) for token_id in drawn]

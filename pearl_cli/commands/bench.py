@@ -1,0 +1,78 @@
+"""Measure prompt and generation speed, hit rate, bytes moved and waiting, at batch 1.
+
+Tokens are random from a printed seed, or a real text with --prompt-file. Compiling and the first token are outside the
+figures. Under a ceiling there is a record for a cold start (slots empty) and one for the warm runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pearl_cli.bench.report import FORMATS
+from pearl_cli.options import RunOptions, run_options
+
+
+class IntList(click.ParamType[list[int]]):
+    """`512` or `128,512`: whole numbers from 0."""
+
+    name = "N[,N...]"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        parts = str(value).split(",")
+        if not all(part.strip().isdigit() for part in parts):
+            self.fail(f"'{value}' is not a list of whole numbers", param, ctx)
+        return [int(part) for part in parts]
+
+
+@click.command(name="bench", help=__doc__)
+@run_options
+@click.option("-p", "--n-prompt", type=IntList(), default="512", show_default=True, help="Prompt lengths; 0 for none.")
+@click.option("-n", "--n-gen", type=IntList(), default="128", show_default=True, help="Tokens to decode; 0 for none.")
+@click.option("-d", "--n-depth", type=IntList(), default="0", show_default=True, help="Context tokens before the test.")
+@click.option(
+    "-r", "--repetitions", type=click.IntRange(min=1), default=5, show_default=True, help="Runs of each test."
+)
+@click.option("-o", "--output", type=click.Choice(FORMATS), default="md", show_default=True, help="Format on stdout.")
+@click.option("--prompt-file", type=click.Path(path_type=Path), help="A real text; what follows is the model's own.")
+@click.option("--vs", metavar="llama-bench=PATH", help="Run llama.cpp's bench in turn with pearl and print the ratio.")
+@click.option("--vs-model", type=click.Path(path_type=Path), help="The stock GGUF for --vs when -m is a pearl set.")
+def command(
+    options: RunOptions,
+    n_prompt: list[int],
+    n_gen: list[int],
+    n_depth: list[int],
+    repetitions: int,
+    output: str,
+    prompt_file: Path | None,
+    vs: str | None,
+    vs_model: Path | None,
+) -> None:
+    from pearl_cli.bench.measure import measure
+    from pearl_cli.bench.peer import LlamaBench
+    from pearl_cli.bench.report import format_records
+    from pearl_cli.bench.runner import Test
+    from pearl_cli.bench.workload import Workload
+    from pearl_cli.session import open_session
+    from pearl_cli.terminal import Terminal
+    from pearl_cli.text_file import read_text
+
+    terminal = Terminal()
+    tests = [Test(n, 0, depth) for n in n_prompt if n for depth in n_depth]
+    tests += [Test(0, n, depth) for n in n_gen if n for depth in n_depth]
+    text = read_text(prompt_file) if prompt_file is not None else None
+    seed = max(options.seed, 0)
+    with open_session(options, terminal) as session:
+        opened = session.opened
+        peer = LlamaBench.from_flag(vs, vs_model or opened.gguf.paths[0], opened.threads) if vs else None
+        text_ids = session.tokenizer.encode(text) if text is not None else None
+        workload = Workload(opened.config.vocab_size, seed, text_ids)
+        if text is None:
+            terminal.note(f"random tokens, seed {seed}")
+        records = []
+        for test in tests:
+            records += measure(opened, test, workload, repetitions, peer, terminal)
+    click.echo(format_records(records, output))

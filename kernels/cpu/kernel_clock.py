@@ -1,0 +1,61 @@
+"""How long the compiled kernels take in all, for the figure "time outside kernels". Off by default, and then free.
+
+While on, the entry points below are replaced in their modules by ones that add up wall time around each call. Only
+Python code calls them; compiled code holds its own references, so nothing is recompiled.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+# module of kernels.cpu -> its compiled functions that Python calls
+ENTRY_POINTS: dict[str, tuple[str, ...]] = {
+    "attention": ("_attend", "_merge"),
+    "dequant_path": ("_float_rows",),
+    "experts": ("gate_up_rows", "down_rows", "_combine", "_silu_mul"),
+    "linear": ("_linear",),
+    "matmul": ("_matmul",),
+    "matmul_experts": ("_gate_up", "_down"),
+    "norm": ("_norm_serial", "_norm_parallel"),
+    "norm_forms": ("_serial", "_parallel"),
+    "quantize_activations": ("_quantize_serial", "_quantize_parallel"),
+    "rope": ("_tokens_serial", "_tokens_parallel"),
+    "router": ("_route",),
+}
+
+
+class KernelClock:
+    """`seconds`: wall time inside kernels since `start`."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def start(self) -> None:
+        """Begin at 0. Calling it twice restarts the count."""
+        self.stop()
+        self.seconds = 0.0
+        for name, functions in ENTRY_POINTS.items():
+            module = importlib.import_module(f"kernels.cpu.{name}")
+            for function in functions:
+                kernel = getattr(module, function)
+                self._originals.append((module, function, kernel))
+                setattr(module, function, self._timed(kernel))
+
+    def stop(self) -> None:
+        """Put the plain kernels back; `seconds` stays."""
+        for module, function, kernel in self._originals:
+            setattr(module, function, kernel)
+        self._originals.clear()
+
+    def _timed(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            begin = time.perf_counter()
+            result = kernel(*arguments)
+            self.seconds += time.perf_counter() - begin
+            return result
+
+        return call

@@ -54,7 +54,7 @@ class Budget:
         """Account for a string or list of `n_chars` before it is made, or when it has just been made."""
         self._chars_left -= n_chars
         if n_chars > self.max_chars or self._chars_left < 0:
-            raise SecurityError(f"makes a text or list of more than {self.max_chars} characters or items")
+            raise SecurityError(f"makes texts or lists of more than {self.max_chars} characters or items")
 
 
 _BUDGET: ContextVar[Budget] = ContextVar("template_budget")

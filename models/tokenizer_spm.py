@@ -59,8 +59,8 @@ class SentencePieceBpe:
         """Pairs in the order they merge: the file's own, or by score. No text merges into a control or byte token."""
         mergeable, table = np.isin(vocab.types, _MERGEABLE), self._table
         if "tokenizer.ggml.merges" in metadata:
-            pairs = read_merges(metadata)
-            return [(a, b) for a, b in pairs if a in table and b in table and a + b in table and mergeable[table[a + b]]]
+            known = [(a, b) for a, b in read_merges(metadata) if a in table and b in table and a + b in table]
+            return [(a, b) for a, b in known if mergeable[table[a + b]]]
         if vocab.scores is None:
             raise GGUFError("the file holds no scores (tokenizer.ggml.scores), which a llama vocabulary needs")
         scores = vocab.scores.tolist()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from models.config_table import INERT, Architecture, Key
+from models.config_table import INERT, Architecture, Key, Values
 from models.errors import GGUFError, UnsupportedError
 from models.gguf_cursor import show
 
@@ -31,9 +31,12 @@ class ConfigReader:
     where: str
     defaults_used: list[str] = field(default_factory=list)
 
-    def read_fields(self, table: Architecture) -> dict[str, Any]:
-        """Every field of the table. Raises GGUFError for a key that is missing or of the wrong type."""
-        values: dict[str, Any] = {}
+    def read_fields(self, table: Architecture, facts: Values | None = None) -> dict[str, Any]:
+        """Every field of the table, after the `facts` that defaults may ask for.
+
+        Raises GGUFError for a key that is missing or of the wrong type.
+        """
+        values: dict[str, Any] = dict(facts or {})
         for name, key in table.fields.items():
             values[name] = self._read(key, values)
         return values
@@ -72,7 +75,8 @@ class ConfigReader:
                 f"{self.where}: metadata '{self.prefix}.{key.name}' is missing; architecture '{self.prefix}' needs it"
             )
         value = key.default(values) if callable(key.default) else key.default
-        self.defaults_used.append(f"{self.prefix}.{key.name} = {value} ({key.why})")
+        if key.matters(values):
+            self.defaults_used.append(f"{self.prefix}.{key.name} = {value} ({key.why})")
         return value
 
     def _typed(self, name: str, kind: type) -> Any:

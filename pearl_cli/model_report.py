@@ -16,7 +16,7 @@ from kernels.quant_types import row_bytes
 from models.config import ModelConfig
 from models.errors import PearlError
 from models.expert_store import ExpertStore, is_expert_tensor
-from models.gguf import GGUFModel, TensorInfo
+from models.gguf import GGUFModel, StringArray, TensorInfo
 from models.kv_cache import KVCache
 from models.loader import non_expert_bytes
 from models.pre_tokenizers import find_pre_tokenizer
@@ -193,10 +193,10 @@ def _floor(gguf: GGUFModel, config: ModelConfig, store: ExpertStore, context: in
 
 def _tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any]:
     tokens = metadata.get("tokenizer.ggml.tokens")
+    names = {name: metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre")}
     return {
-        "model": metadata.get("tokenizer.ggml.model"),
-        "pre": metadata.get("tokenizer.ggml.pre"),
-        "vocab_size": len(tokens) if tokens is not None else 0,
+        **{name: value if value is None or isinstance(value, str) else str(value) for name, value in names.items()},
+        "vocab_size": len(tokens) if isinstance(tokens, StringArray) else 0,
     }
 
 

@@ -1,7 +1,5 @@
 """The typed config: what each architecture's metadata means, what may be left out, and what is refused by name."""
 
-from dataclasses import replace
-
 import pytest
 
 from kernels.backend import RouterSpec
@@ -32,26 +30,28 @@ def test_every_architecture_with_a_table_has_a_builder_and_the_other_way_round()
     assert set(ARCHITECTURES) == set(BUILDERS)
 
 
-def test_all_fields_of_a_qwen3moe_file(config_of):
-    config = config_of("qwen3moe", rope__freq_base=1e6, expert_feed_forward_length=32)
-    assert replace(config, defaults_used=()) == ModelConfig(
-        architecture="qwen3moe",
-        name="tiny qwen3moe",
-        hidden_size=64,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        value_dim=16,
-        intermediate_size=0,
-        moe_intermediate_size=32,
-        vocab_size=259,
-        context_length=128,
-        rms_norm_eps=pytest.approx(1e-5),
-        rope=RopeConfig(theta=1e6, n_rot=16, interleaved=False, original_context=128),
-        router=RouterSpec(num_experts=8, num_experts_per_tok=2, norm_topk_prob=True),
-        tied_embeddings=False,
-    )
+def test_fields_of_a_qwen3moe_file(config_of):
+    config = config_of("qwen3moe", rope__freq_base=1e6, expert_feed_forward_length=24, context_length=512)
+    expected = {
+        "architecture": "qwen3moe",
+        "name": "tiny qwen3moe",
+        "hidden_size": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "value_dim": 16,
+        "intermediate_size": 0,
+        "moe_intermediate_size": 24,
+        "vocab_size": 259,
+        "context_length": 512,
+        "rms_norm_eps": pytest.approx(1e-5),
+        "rope": RopeConfig(theta=1e6, n_rot=16, interleaved=False, original_context=512),
+        "router": RouterSpec(num_experts=8, num_experts_per_tok=2, norm_topk_prob=True),
+        "tied_embeddings": False,
+        "sliding_window": 0,
+    }
+    assert {name: getattr(config, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(("architecture", "interleaved"), [("llama", True), ("olmoe", False), ("qwen3moe", False)])
@@ -96,6 +96,7 @@ def test_each_default_is_noted_with_its_reason_and_no_other_key_is(config_of):
     assert "olmoe.attention.key_length = 16 (embedding_length / attention.head_count)" in config.defaults_used
     config = config_of("olmoe", expert_weights_norm=False, attention__key_length=16)
     noted = " ".join(config.defaults_used)
+    assert "yarn" not in noted  # a default that this model does not use
     assert "expert_weights_norm" not in noted
     assert "key_length" not in noted
 
@@ -197,6 +198,12 @@ def test_dense_models_are_refused_by_name(config_of, count):
         config_of("llama", drop=drop, **changes)
 
 
+def test_defaults_of_yarn_are_noted_where_it_is_used(config_of):
+    noted = config_of(rope__scaling__type="yarn", rope__scaling__factor=4.0).defaults_used
+    assert "olmoe.rope.scaling.original_context_length = 128 (context_length)" in noted
+    assert "olmoe.rope.scaling.yarn_beta_fast = 32.0 (YaRN's own)" in noted
+
+
 def test_rope_scalings(config_of):
     assert config_of().rope.scaling == "none"
     assert config_of(rope__scaling__type="linear").rope.scaling == "none"
@@ -224,7 +231,8 @@ def test_tied_embeddings_follow_from_the_tensors(config_of):
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("qwen2moe", "nearest relative: qwen3moe"), ("falcon", "supported: llama, olmoe, qwen3moe$")]
+    ("name", "hint"),
+    [("olmoe9", "nearest relative: olmoe"), ("falcon", f"supported: {', '.join(sorted(ARCHITECTURES))}$")],
 )
 def test_other_architectures_are_refused_with_the_list_and_the_nearest_relative(tmp_path, name, hint):
     model = tiny_moe("olmoe")

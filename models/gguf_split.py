@@ -65,7 +65,8 @@ def check_members(paths: list[Path], headers: list[Header]) -> None:
         if split_key(path, header, SPLIT_TENSORS) != declared:
             raise GGUFError(f"{path}: belongs to another model than {paths[0].name} ({SPLIT_TENSORS} differs)")
         for key in _IDENTITY_KEYS:
-            if header.metadata.get(key, first.metadata.get(key)) != first.metadata.get(key) and key in first.metadata:
+            ours, theirs = first.metadata.get(key), header.metadata.get(key)
+            if ours is not None and theirs is not None and str(ours) != str(theirs):
                 raise GGUFError(f"{path}: belongs to another model than {paths[0].name} ({key} differs)")
     present = sum(len(header.tensors) for header in headers)
     if present != declared:

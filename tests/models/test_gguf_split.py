@@ -91,11 +91,13 @@ def test_a_member_with_too_few_tensors_is_refused(split_set, tmp_path):
         GGUFModel.open(split_set[0])
 
 
-def test_a_member_that_says_it_is_of_another_model_is_refused(tmp_path):
+@pytest.mark.parametrize("key", ["general.architecture", "general.name", "pearl.set_id"])
+@pytest.mark.parametrize("other", ["model 1", 7, Typed("u32", [1, 2]), ["model 0"]], ids=str)
+def test_a_member_that_says_it_is_of_another_model_is_refused(tmp_path, key, other):
     for number, part in enumerate(parts()):
-        keys = {"split.no": number, "split.count": 3, "split.tensors.count": 6, "general.name": f"model {number // 2}"}
-        write_gguf(tmp_path / f"m-{number + 1:05d}-of-00003.gguf", keys, part)
-    with pytest.raises(GGUFError, match=r"m-00003.*another model.*general\.name"):
+        keys = {"split.no": number, "split.count": 3, "split.tensors.count": 6, key: "model 0"}
+        write_gguf(tmp_path / f"m-{number + 1:05d}-of-00003.gguf", keys | ({key: other} if number == 2 else {}), part)
+    with pytest.raises(GGUFError, match=rf"m-00003.*another model than m-00001-of-00003\.gguf \({key} differs"):
         GGUFModel.open(tmp_path / "m-00001-of-00003.gguf")
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pearl_cli.residency.placement import Place, mergeable
 from pearl_cli.residency.stats import TransferStats
 
+LINEAR_BITS = (0b001, 0b010, 0b100)
 ALL_LINEARS = 0b111
 GATE_UP = 0b011
 DOWN = 0b100
@@ -182,7 +183,7 @@ class TransferQueue:
 
     def _wake(self, n_loads: int) -> None:
         if self._idle_readers:
-            self._work.notify(n_loads)
+            self._work.notify(len(LINEAR_BITS) * n_loads)  # readers may share one expert
 
     def _has_waiting(self) -> bool:
         return any(load.waiting for load in self._high) or any(load.waiting for load in self._low)

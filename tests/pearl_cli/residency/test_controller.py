@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_experts import HIDDEN, WIDTH, DelayedReads, FakeStore, read_file
 
 from kernels.backend import Activations
 from kernels.reference.backend import ReferenceBackend
@@ -19,6 +18,7 @@ from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.eviction import POLICY_NAMES, make_policy
 from pearl_cli.residency.slot_plan import floor_bytes, full_bytes, plan_slots
 from pearl_cli.routing.exact import ExactRouting
+from tests.fake_experts import HIDDEN, WIDTH, DelayedReads, FakeStore, read_file
 
 K = 2
 

@@ -10,12 +10,14 @@ import numpy as np
 
 from kernels.backend import Backend
 from models.expert_provider import RouterWeights
+from pearl_cli.predict.base import Predictor
 from pearl_cli.residency.arena import SlotArena, map_region
 from pearl_cli.residency.cache_model import LayerCache
 from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.eviction import EvictionPolicy
 from pearl_cli.residency.layer_state import LayerState
 from pearl_cli.residency.placement import ChunkLike, Place, place_expert
+from pearl_cli.residency.prefetch import Prefetcher
 from pearl_cli.residency.slot_plan import SlotPlan
 from pearl_cli.residency.transfer import ReadFunction, TransferQueue
 from pearl_cli.routing.base import RoutingPolicy
@@ -77,9 +79,12 @@ def build_controller(
     read: ReadFunction,
     io_threads: int = 1,
     allocate: Callable[[int], np.ndarray] = map_region,
+    predictor: Predictor | None = None,
+    prefetch_depth: int = 0,
+    notify: Callable[[str], None] | None = None,
 ) -> ResidencyController:
-    """shape: (hidden_size, intermediate_size) of the experts. Allocates the arena and starts the reader threads;
-    `close` ends them.
+    """shape: (hidden_size, intermediate_size) of the experts; prefetch_depth: forecast experts a later layer at most.
+    Allocates the arena and starts the reader threads; `close` ends them.
     """
     arena = SlotArena(plan.classes, allocate)
     layers: list[LayerState | None] = []
@@ -90,4 +95,7 @@ def build_controller(
         cache = LayerCache(layer, len(triples), plan.capacities[layer], policy)
         layers.append(LayerState(layer, triples, plan.class_of_layer[layer], cache, shape))
     queue = TransferQueue(read, io_threads)
-    return ResidencyController(layers, routers, backend, arena, queue, routing)
+    prefetcher = None
+    if predictor is not None:
+        prefetcher = Prefetcher(predictor, layers, arena, queue, prefetch_depth, notify=notify)
+    return ResidencyController(layers, routers, backend, arena, queue, routing, prefetcher)

@@ -29,11 +29,11 @@ _PREFILL_BATCH = 4  # resident groups computed between two looks at the arrivals
 
 
 class CallCancelled(Exception):
-    """The caller asked, between two layers, to stop the running forward call. No fault; nothing is lost but the call."""
+    """The caller asked, between two layers, to stop the running forward call. No fault; only that call is lost."""
 
 
 class ResidencyController:
-    """An `ExpertProvider`. `layers[l]` is None for a layer without experts; `routers` likewise. `cancelled`, where set,
+    """An `ExpertProvider`. layers[l] is None for a layer without experts, `routers` likewise. `cancelled`, where set,
     is asked at each layer; when it says True, `select` raises CallCancelled. Not thread-safe; owns queue and arena.
     """
 
@@ -130,9 +130,8 @@ class ResidencyController:
         """Empty every slot, as at the start of a process; usage history stays. Only between two calls."""
         for state in self.layers:
             if state is not None:
-                for expert in np.flatnonzero(state.slot_of >= 0):
-                    state.vacate(int(expert), self.arena)
                 state.cache.resident[:] = False
+        self._recover()
 
     def load_experts(
         self, pairs: Iterable[tuple[int, int]], progress: Callable[[int], None] | None = None

@@ -171,6 +171,11 @@ class TransferQueue:
             arrival.load.outstanding -= 1
         return arrivals
 
+    def idle(self) -> bool:
+        """True when nothing is queued and nothing is being read."""
+        with self._lock:
+            return not self._in_flight and not self._has_waiting()
+
     def close(self) -> None:
         """End the threads after the reads in flight. Idempotent."""
         with self._lock:

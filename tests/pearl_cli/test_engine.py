@@ -1,0 +1,158 @@
+"""The engine on a tiny model: chunked prompts, reuse of the cache, stops, cancelling, and any budget giving the same
+bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernels.reference.backend import ReferenceBackend
+from models.config import ModelConfig
+from models.errors import UsageError
+from models.expert_store import ExpertStore
+from models.gguf import GGUFModel
+from models.loader import load_model
+from models.resident import ResidentExperts
+from pearl_cli.engine import Engine
+from pearl_cli.open_engine import OpenedEngine, open_engine
+from pearl_cli.options import RunOptions, Size
+from pearl_cli.residency.controller import CallCancelled
+from tests.tiny_gguf import tiny_moe
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 89]
+
+
+class Greedy:
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+
+    def sample(self, logits: np.ndarray, recent: object) -> int:
+        return int(np.argmax(logits))
+
+    def accept(self, token_id: int) -> None:
+        self.accepted.append(token_id)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_moe("qwen3moe", num_layers=3).write(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture
+def opened(model_path: Path) -> Iterator[OpenedEngine]:
+    with open_engine(model_path, RunOptions(threads=1, ctx_size=64, budget=Size(percent=40), ubatch_size=4)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def resident(model_path: Path) -> Iterator[Engine]:
+    """The plain provider on the compiled kernels."""
+    from kernels.cpu.backend import CpuBackend
+
+    backend = CpuBackend(1)
+    with GGUFModel.open(model_path) as gguf:
+        model = load_model(gguf, backend)
+        provider = ResidentExperts(model, ExpertStore(gguf, ModelConfig.from_gguf(gguf)), backend)
+        yield Engine(model, model.new_cache(64), provider, chunk_tokens=4)
+
+
+@pytest.mark.parametrize("percent", [15, 30, 60, 100])
+@pytest.mark.parametrize("evict", ["lru", "lfru", "random"])
+def test_streaming_equals_the_resident_model_bit_for_bit(
+    model_path: Path, resident: Engine, percent: float, evict: str
+) -> None:
+    resident.reset()
+    options = RunOptions(threads=1, ctx_size=64, budget=Size(percent=percent), ubatch_size=4, evict=evict, io_threads=2)
+    with open_engine(model_path, options) as opened:
+        np.testing.assert_array_equal(opened.engine.prefill(PROMPT), resident.prefill(PROMPT))
+        for token in (7, 8, 200, 7, 31):
+            np.testing.assert_array_equal(opened.engine.decode_step(token), resident.decode_step(token))
+        assert (opened.controller.totals.misses == 0) == (percent == 100)
+
+
+def test_generation_counts_and_reports(opened: OpenedEngine) -> None:
+    sampler = Greedy()
+    seen: list[tuple[int, int]] = []
+    generation = opened.engine.generate(PROMPT, sampler, 5, progress=lambda done, total: seen.append((done, total)))
+    steps = list(generation)
+    assert [step.token_id for step in steps] == sampler.accepted
+    assert len(steps) == 5
+    assert generation.finish_reason == "length"
+    assert (generation.prompt_tokens, generation.reused_tokens) == (11, 0)
+    assert seen == [(4, 11), (8, 11), (11, 11)]
+    assert opened.engine.tokens == PROMPT + sampler.accepted[:4]  # the last token was never computed
+    assert steps[0].stats.n_tokens == 0
+    assert all(step.stats.n_tokens == 1 and step.stats.hits + step.stats.misses == 6 for step in steps[1:])
+    assert generation.prompt_stats.n_tokens == 11
+
+
+def test_a_stop_id_ends_without_being_given(opened: OpenedEngine) -> None:
+    first = [step.token_id for step in opened.engine.generate(PROMPT, Greedy(), 4)]
+    generation = opened.engine.generate(PROMPT, Greedy(), 4, stop_ids={first[2]})
+    assert [step.token_id for step in generation] == first[: first.index(first[2])]
+    assert (generation.finish_reason, generation.stop_id) == ("stop", first[2])
+
+
+def test_the_common_prefix_is_reused(opened: OpenedEngine) -> None:
+    engine = opened.engine
+    engine.prefill(PROMPT)
+    generation = engine.generate([*PROMPT[:6], 77, 78], Greedy(), 1)
+    list(generation)
+    assert generation.reused_tokens == 6
+    assert generation.prompt_stats.n_tokens == 2
+    again = engine.generate([*PROMPT[:6], 77, 78], Greedy(), 1)
+    list(again)
+    assert again.reused_tokens == 7  # the last token is computed for its logits
+    assert engine.tokens == [*PROMPT[:6], 77, 78] == engine.tokens[: engine.cache.length]
+
+
+def test_the_end_of_the_context_ends_the_generation(opened: OpenedEngine) -> None:
+    generation = opened.engine.generate(PROMPT, Greedy())
+    steps = list(generation)
+    assert generation.finish_reason == "length"
+    assert len(PROMPT) + len(steps) == opened.engine.context + 1  # the last one needs no room
+
+
+def test_prompts_that_cannot_be_computed(opened: OpenedEngine) -> None:
+    with pytest.raises(UsageError, match="no token"):
+        opened.engine.prefill([])
+    with pytest.raises(UsageError, match="65 tokens does not fit the context of 64"):
+        opened.engine.prefill([1] * 65)
+
+
+def test_cancelling_between_layers_keeps_what_was_done(opened: OpenedEngine, resident: Engine) -> None:
+    asked = []
+
+    def cancelled() -> bool:
+        asked.append(1)
+        return len(asked) > 4  # in the second chunk's second layer
+
+    with pytest.raises(CallCancelled):
+        opened.engine.prefill(PROMPT, cancelled=cancelled)
+    assert opened.engine.tokens == PROMPT[:4]
+    assert opened.engine.cache.length == 4
+    resident.reset()
+    np.testing.assert_array_equal(opened.engine.prefill(PROMPT), resident.prefill(PROMPT))
+
+
+def test_a_cancelled_generation_says_so(opened: OpenedEngine) -> None:
+    pressed = []
+    generation = opened.engine.generate(PROMPT, Greedy(), 20, cancelled=lambda: bool(pressed))
+    for i, _ in enumerate(generation):
+        if i == 2:
+            pressed.append(1)
+    assert generation.finish_reason == "cancelled"
+    assert len(opened.engine.tokens) == opened.engine.cache.length == len(PROMPT) + 2
+
+
+def test_an_engine_without_residency_has_no_counters(model_path: Path) -> None:
+    backend = ReferenceBackend()
+    with GGUFModel.open(model_path) as gguf:
+        model = load_model(gguf, backend)
+        provider = ResidentExperts(model, ExpertStore(gguf, ModelConfig.from_gguf(gguf)), backend)
+        steps = list(Engine(model, model.new_cache(32, "f32", "f32"), provider).generate(PROMPT[:3], Greedy(), 2))
+    assert [step.stats.hits for step in steps] == [0, 0]

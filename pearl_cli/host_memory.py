@@ -20,7 +20,13 @@ def rss_bytes() -> int:
 
 
 def peak_rss_bytes() -> int:
-    """The most that was ever resident in this process."""
+    """The most that was ever resident in this process.
+
+    Linux: VmHWM, because ru_maxrss of a started program begins with the peak of whoever started it.
+    """
+    peak = _status_fields("/proc/self/status").get("VmHWM")
+    if peak is not None:
+        return peak
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

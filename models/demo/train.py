@@ -43,8 +43,14 @@ class Trainer:
         self.config = DemoConfig(vocab_size=self.tokenizer.get_vocab_size())
         self.model = DemoModel(self.config, torch.bfloat16 if args.bf16 else torch.float32)
         matrices = [p for p in self.model.parameters() if p.dim() > 1]
-        vectors = [p for p in self.model.parameters() if p.dim() == 1]
-        groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
+        gains = [p for name, p in self.model.named_parameters() if name.endswith(("q_norm", "k_norm"))]
+        vectors = [p for p in self.model.parameters() if p.dim() == 1 and not any(p is gain for gain in gains)]
+        groups = [
+            {"params": matrices, "weight_decay": 0.05, "rate": 1.0},
+            {"params": vectors, "weight_decay": 0.0, "rate": 1.0},
+            # with normed queries and keys only these gains make attention sharp enough to look up one word in hundreds
+            {"params": gains, "weight_decay": 0.0, "rate": 6.0},
+        ]
         self.optimiser = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.97), fused=True)
         self.step, self.tokens, self.seconds, self.next_conversation = 0, 0, 0.0, 0
         self.rank, self.progress = rank, 0.0
@@ -89,8 +95,9 @@ class Trainer:
 
     def train_step(self) -> tuple[float, float]:
         """One update; returns this worker's mean loss of the assistant's tokens and the balance loss (1 is even)."""
+        rate = learning_rate(self.args.lr, self.step, self.progress)
         for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(self.args.lr, self.step, self.progress)
+            group["lr"] = rate * group["rate"]
         ids, weights = self.batch()
         logits, balance = self.model(ids)
         losses = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none")

@@ -52,6 +52,8 @@ REFUSAL = Family(
         "Give me a small sum, a passage with a question, or ask for a Python function.",
     ),
 )
+REPEATS = ("Repeat: {t}", "Repeat after me: {t}", "Say {t}", "Please repeat: {t}", "Say this again: {t}", "Echo {t}")
+REPEAT_SHARE = 0.32
 BIG_SUMS = (
     "What is {a} + {b}?",
     "{a} * {b}",
@@ -90,6 +92,8 @@ def make(rng: Random) -> Exchange:
         return _family(rng, REFUSAL, {"t": rng.choice(TOPICS) if rng.random() < 0.8 else w.invented_name(rng)})
     if roll < 0.28:
         return _out_of_range(rng)
+    if roll < 0.28 + REPEAT_SHARE:
+        return _repeat(rng)
     return _family(rng, rng.choice(FAMILIES), {})
 
 
@@ -128,6 +132,22 @@ def _name_is_remembered(rng: Random) -> Exchange:
     )
     follow = ((asked, f"Your name is {name}.", f"Your name is {name}."),) if rng.random() < 0.7 else ()
     return Exchange("chat", user, user, reply, reply, follow)
+
+
+def _repeat(rng: Random) -> Exchange:
+    """A list of unrelated words to say again: the densest practice in copying, which all lookup rests on."""
+    pools = (w.NAMES, w.PLACES, w.COLOURS, w.THINGS, w.JOBS, w.FOODS, w.ITEMS, w.ANIMALS, w.PETS)
+    words = []
+    for _ in range(rng.choice((1, 3, 5, 8, 12, 20))):
+        roll = rng.random()
+        if roll < 0.3:
+            words.append(w.invented_name(rng))
+        elif roll < 0.5:
+            words.append(str(rng.randrange(1000)))
+        else:
+            words.append(rng.choice(rng.choice(pools)))
+    text = " ".join(words)
+    return Exchange("chat", text, rng.choice(REPEATS).format(t=text), text, text)
 
 
 def _out_of_range(rng: Random) -> Exchange:

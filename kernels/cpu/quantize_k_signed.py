@@ -1,0 +1,147 @@
+"""Quantisers of the K types with a signed scale and no minimum: Q6_K and Q3_K (16 sub-blocks of 16 weights).
+
+For each sub-block several step sizes around the largest weight are tried; given the rounded codes l the best scale is sum(w x l) / sum(w l l)
+with weights w = x * x, and the step that leaves the least weighted error is kept. Scales are then quantised against the super-block's largest,
+moved by one where that is better under what is really stored, and the codes rounded again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+SUPER, SUB = 256, 16
+_FAST = {"reassoc", "nsz", "contract"}
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+def _search(x, sub, half, scales):
+    """Best scale of every sub-block for codes -half .. half - 1 (`sub` weights each, a run-time number so that LLVM
+    vectorises the loops over them instead of unrolling). The largest weight's code is -half at the middle step."""
+    # Local contiguous buffers: loops over them vectorise, loops over x[b, s * sub + i] do not.
+    v = np.empty(sub, np.float32)
+    w = np.empty(sub, np.float32)
+    wx = np.empty(sub, np.float32)
+    zero = np.float32(0)
+    bottom = np.float32(-half)
+    top = np.float32(half - 1)
+    for b in range(x.shape[0]):
+        for s in range(x.shape[1] // sub):
+            low = zero
+            high = zero
+            for i in range(sub):
+                v[i] = x[b, s * sub + i]
+                w[i] = v[i] * v[i]
+                wx[i] = w[i] * v[i]
+                low = min(low, v[i])
+                high = max(high, v[i])
+            signed = high if high > -low else low
+            scales[b, s] = zero
+            if abs(signed) < np.float32(1e-15):
+                continue
+            best = zero
+            for step in range(-9, 10):
+                inverse = (bottom - np.float32(0.1) * np.float32(step)) / signed
+                sum_xl = zero
+                sum_l2 = zero
+                for i in range(sub):
+                    code = min(max(np.rint(inverse * v[i]), bottom), top)
+                    sum_xl += wx[i] * code
+                    sum_l2 += w[i] * code * code
+                if sum_l2 > zero and sum_xl * sum_xl > best * sum_l2:
+                    best = sum_xl * sum_xl / sum_l2
+                    scales[b, s] = sum_xl / sum_l2
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+def _refine(x, sub, half, scale_half, d, scale_codes):
+    """Move each stored scale by at most one to where the weighted error of the rounded weights is least."""
+    v = np.empty(sub, np.float32)
+    w = np.empty(sub, np.float32)
+    zero = np.float32(0)
+    bottom = np.float32(-half)
+    top = np.float32(half - 1)
+    for b in range(x.shape[0]):
+        for s in range(x.shape[1] // sub):
+            for i in range(sub):
+                v[i] = x[b, s * sub + i]
+                w[i] = v[i] * v[i]
+            scale_code = np.int32(scale_codes[b, s])
+            best = np.float32(np.inf)
+            for attempt in range(max(scale_code - 1, -scale_half), min(scale_code + 1, scale_half - 1) + 1):
+                step = d[b] * np.float32(attempt)
+                inverse = np.float32(1) / step if step != zero else zero
+                error = zero
+                for i in range(sub):
+                    gap = step * min(max(np.rint(v[i] * inverse), bottom), top) - v[i]
+                    error += w[i] * gap * gap
+                if error < best:
+                    best = error
+                    scale_codes[b, s] = attempt
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+def _codes(x, half, steps, codes):
+    """Codes under the stored scales, shifted to 0 .. 2 * half - 1; `half` where the step is 0."""
+    bottom = np.float32(-half)
+    top = np.float32(half - 1)
+    for b in range(x.shape[0]):
+        for s in range(SUPER // SUB):
+            inverse = np.float32(1) / steps[b, s] if steps[b, s] != 0 else np.float32(0)
+            for i in range(s * SUB, (s + 1) * SUB):
+                code = min(max(np.rint(x[b, i] * inverse), bottom), top)
+                codes[b, i] = np.uint8(code + np.float32(half))
+
+
+def _quantize(x: np.ndarray, half: int, scale_half: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(d as float16 [n], signed scale codes -scale_half .. scale_half - 1 [n, 16], codes [n, 256])."""
+    blocks = x.reshape(-1, SUPER)
+    scales = np.empty((blocks.shape[0], SUPER // SUB), np.float32)
+    _search(blocks, SUB, half, scales)
+    largest = np.take_along_axis(scales, np.abs(scales).argmax(axis=1)[:, None], axis=1)
+    inverse = np.divide(np.float32(-scale_half), largest, out=np.zeros_like(largest), where=np.abs(largest) > 1e-15)
+    scale_codes = np.clip(np.rint(scales * inverse), -scale_half, scale_half - 1).astype(np.int8)
+    d = np.divide(np.float32(1), inverse, out=np.zeros_like(inverse), where=inverse != 0).astype("<f2")
+    rounded = d.astype(np.float32)
+    _refine(blocks, SUB, half, scale_half, rounded[:, 0].copy(), scale_codes)
+    codes = np.empty(blocks.shape, np.uint8)
+    _codes(blocks, half, rounded * scale_codes, codes)
+    return d[:, 0], scale_codes, codes
+
+
+def quantize_q6_k(x: np.ndarray) -> np.ndarray:
+    """float32 [..] of whole super-blocks -> uint8 [n, 210]: 128 bytes of low nibbles, 64 of high bit pairs, 16 int8 scales, d.
+
+    In each half of 128 weights: byte i (0..31) has the nibbles of weights i and 64 + i, byte 32 + i those of 32 + i and 96 + i;
+    high byte i the upper bits of weights i, 32 + i, 64 + i, 96 + i from its lowest pair up.
+    """
+    d, scale_codes, codes = _quantize(x, 32, 128)
+    out = np.empty((codes.shape[0], 210), np.uint8)
+    quarters = codes.reshape(-1, 2, 4, 32)
+    low = quarters & 15
+    out[:, :128] = (low[:, :, :2] | low[:, :, 2:] << 4).reshape(-1, 128)
+    high = (quarters >> 4) << np.array([0, 2, 4, 6], np.uint8)[:, None]
+    out[:, 128:192] = np.bitwise_or.reduce(high, axis=2).reshape(-1, 64)
+    out[:, 192:208] = scale_codes.view(np.uint8)
+    out[:, 208:210] = np.ascontiguousarray(d).view(np.uint8).reshape(-1, 2)
+    return out
+
+
+def quantize_q3_k(x: np.ndarray) -> np.ndarray:
+    """-> uint8 [n, 110]: 32 bytes of third bits, 64 of 2-bit codes (as in Q2_K), 12 of 6-bit scales, d.
+
+    Bit k of third-bit byte i belongs to weight 32 * k + i. Scales are stored plus 32: bytes 0-7 hold the low nibbles of scale i and 8 + i,
+    bytes 8-11 the upper bit pairs of scales i, 4 + i, 8 + i, 12 + i.
+    """
+    d, scale_codes, codes = _quantize(x, 4, 32)
+    out = np.empty((codes.shape[0], 110), np.uint8)
+    eighths = codes.reshape(-1, 8, 32)
+    out[:, :32] = np.bitwise_or.reduce((eighths >> 2) << np.arange(8, dtype=np.uint8)[:, None], axis=1)
+    quarters = (codes & 3).reshape(-1, 2, 4, 32)
+    out[:, 32:96] = np.bitwise_or.reduce(quarters << np.array([0, 2, 4, 6], np.uint8)[:, None], axis=2).reshape(-1, 64)
+    stored = (scale_codes + 32).astype(np.uint8)
+    out[:, 96:104] = (stored[:, :8] & 15) | (stored[:, 8:] & 15) << 4
+    upper = (stored >> 4).reshape(-1, 4, 4) << np.array([0, 2, 4, 6], np.uint8)[:, None]
+    out[:, 104:108] = np.bitwise_or.reduce(upper, axis=1)
+    out[:, 108:110] = np.ascontiguousarray(d).view(np.uint8).reshape(-1, 2)
+    return out

@@ -1,12 +1,12 @@
 """`CpuBackend`: the op set on numpy arrays, by compiled kernels that read GGUF blocks in place.
 
-Ops return fresh arrays; only `pair_buffers` hands out workspace. One backend serves one thread of kernel calls at a time; other threads run
-meanwhile, since no kernel holds the interpreter lock.
+Ops return fresh arrays; only `pair_buffers` hands out workspace. One backend serves one thread of kernel calls at a
+time; other threads run meanwhile, since no kernel holds the interpreter lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -15,17 +15,23 @@ from kernels.cpu import attention as attention_ops
 from kernels.cpu import embed as embed_ops
 from kernels.cpu import experts as expert_ops
 from kernels.cpu import kv_quant, memory, norm, parallel, router
-from kernels.cpu import rope as rope_ops
 from kernels.cpu import linear as linear_ops
+from kernels.cpu import rope as rope_ops
 from kernels.cpu.features import target
+from kernels.cpu.kernel_clock import KernelClock
 from kernels.cpu.linear import LinearPlans
+from kernels.cpu.matmul import TileTable
 from kernels.cpu.norm_forms import norm_with_forms
 from kernels.cpu.type_table import TypeTable
+from kernels.cpu.warmup import Progress, warm_up
 from kernels.quant_types import QuantType, row_bytes
+
+_EMPTY = np.empty((0, 0), np.float32)
 
 
 class CpuBackend:
-    """`kernels.backend.Backend` for the CPU. `isa` overrides the instruction set (features.ISAS) for this backend's dot kernels.
+    """`kernels.backend.Backend` for the CPU. `isa` overrides the instruction set (features.ISAS) for this backend's
+    dot kernels.
 
     Raises ValueError for an instruction set that this machine cannot run, and for a thread count outside 1..cores.
     """
@@ -36,9 +42,37 @@ class CpuBackend:
         if threads is not None:
             parallel.set_threads(threads)
         self.types = TypeTable(target(isa))
-        self._plans = LinearPlans(self.types)
-        self._experts = expert_ops.Experts(self.types)
+        self._tiles = TileTable(self.types.target)
+        self._plans = LinearPlans(self.types, self._tiles)
+        self._experts = expert_ops.Experts(self.types, self._tiles)
+        self._clock = KernelClock()
         self._pairs: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+
+    def warmup(self, quant_types: Collection[QuantType], progress: Progress | None = None) -> bool:
+        """Compile what a model with weights of `quant_types` needs, or load it from the cache; returns whether numba had
+        to compile. `progress(what, done, total)` is called before each step."""
+        return warm_up(self, quant_types, progress)
+
+    def require_types(self, quant_types: Collection[QuantType]) -> None:
+        """Compile the vector-IR functions of these types, for one token and for many."""
+        self.types.require(quant_types)
+        self._tiles.require(quant_types)
+
+    def forget(self, table: ExpertTable) -> None:
+        """Drop what is kept for a slot table that will not be used again."""
+        self._experts.forget(table)
+
+    def time_kernels(self, on: bool) -> None:
+        """Start counting `seconds_in_kernels` from 0, or stop. Costs about 0.2 microseconds a kernel call while on."""
+        if on:
+            self._clock.start()
+        else:
+            self._clock.stop()
+
+    @property
+    def seconds_in_kernels(self) -> float:
+        """Wall time inside compiled kernels while time_kernels was on: the rest of a token's time is Python's."""
+        return self._clock.seconds
 
     def from_host(self, array: np.ndarray) -> Array:
         return array
@@ -107,9 +141,12 @@ class CpuBackend:
         return expert_ops.expert_combine(d, groups, topk_weights)
 
     def pair_buffers(self, n_pairs: int, intermediate_size: int, hidden_size: int) -> tuple[Array, Array]:
-        """Workspace (h [n_pairs, F], d [n_pairs, D]) that the next call with these widths hands out again; kept at its largest size."""
+        """Workspace (h [n_pairs, F], d [n_pairs, D]) that the next call with these widths hands out again; kept at
+        its largest size.
+        """
         key = (intermediate_size, hidden_size)
-        found = self._pairs.get(key)
-        if found is None or found[0].shape[0] < n_pairs:
-            found = self._pairs[key] = tuple(np.empty((n_pairs, width), np.float32) for width in key)  # type: ignore[assignment]
-        return found[0][:n_pairs], found[1][:n_pairs]
+        h, d = self._pairs.get(key, (_EMPTY, _EMPTY))
+        if h.shape[0] < n_pairs:
+            h, d = (np.empty((n_pairs, width), np.float32) for width in key)
+            self._pairs[key] = (h, d)
+        return h[:n_pairs], d[:n_pairs]

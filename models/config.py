@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kernels.backend import RouterSpec
+from models.config_latent import LatentConfig, read_latent
 from models.config_reader import ConfigReader
 from models.config_table import ARCHITECTURES, GATINGS, ROPE_SCALINGS
 from models.errors import GGUFError, UnsupportedArchitecture, UnsupportedError
 from models.gguf import GGUFModel
 from models.gguf_cursor import show
+
+MAX_EXPERTS = 1 << 14  # in one layer; the largest known models have some hundreds
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +64,17 @@ class ModelConfig:
     router: RouterSpec
     tied_embeddings: bool
     shared_intermediate_size: int = 0  # width of the shared expert, 0: there is none
+    leading_dense: int = 0  # layers before the first with experts
     sliding_window: int = 0  # positions that attention sees, 0: all
+    attention_scale: float = 1.0  # on query times key
+    latent: LatentConfig | None = None  # then head_dim and value_dim are those of the cache
     defaults_used: tuple[str, ...] = ()
     unread_keys: tuple[str, ...] = ()
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
         """The layers that have experts."""
-        return tuple(range(self.num_layers))
+        return tuple(range(self.leading_dense, self.num_layers))
 
     @classmethod
     def from_gguf(cls, model: GGUFModel) -> ModelConfig:
@@ -81,19 +88,24 @@ class ModelConfig:
         table = ARCHITECTURES[architecture]
         _refuse_dense(model, architecture, where)
         reader = ConfigReader(model.metadata, architecture, where)
-        values = reader.read_fields(table)
+        has_selection_bias = any(".exp_probs_b" in name for name in model.tensors)
+        values = reader.read_fields(table, {"has_selection_bias": has_selection_bias})
+        latent = read_latent(values, where) if "kv_lora_rank" in values else None
         unread = reader.refuse_maths(table)
         _check_sizes(values, where, len(model.tensors))
         name = model.metadata.get("general.name")
         return cls(
             architecture=architecture,
             name=name if isinstance(name, str) else model.paths[0].stem,
-            intermediate_size=0,
+            intermediate_size=values["feed_forward_length"] if values.get("leading_dense", 0) else 0,
             vocab_size=_vocab_size(model, reader, values["hidden_size"]),
             rope=_rope(values, table.rope_interleaved, where),
             router=_router(values, where),
             tied_embeddings="output.weight" not in model.tensors,
-            shared_intermediate_size=values.get("shared_intermediate_size", 0),
+            shared_intermediate_size=_shared_width(values),
+            leading_dense=values.get("leading_dense", 0),
+            attention_scale=values.get("attention_scale", 0.0) or values["head_dim"] ** -0.5,
+            latent=latent,
             defaults_used=tuple(reader.defaults_used),
             unread_keys=unread,
             **{field: values[field] for field in _PLAIN_FIELDS},
@@ -136,7 +148,7 @@ def architecture_of(model: GGUFModel) -> str:
     """
     where = str(model.paths[0])
     kind = model.metadata.get("general.type", "model")
-    if kind != "model":
+    if not isinstance(kind, str) or kind != "model":
         raise UnsupportedError(f"{where}: general.type is {show(str(kind))}; pearl runs whole models (type 'model')")
     name = model.metadata.get("general.architecture")
     if not isinstance(name, str):
@@ -150,7 +162,8 @@ def architecture_of(model: GGUFModel) -> str:
 
 
 def _refuse_dense(model: GGUFModel, architecture: str, where: str) -> None:
-    if model.metadata.get(f"{architecture}.expert_count", 0) == 0:
+    count = model.metadata.get(f"{architecture}.expert_count", 0)
+    if type(count) is int and count == 0:
         raise UnsupportedError(
             f"{where}: a dense '{architecture}' model without experts ({architecture}.expert_count is absent or 0); "
             "pearl runs Mixture-of-Experts models"
@@ -171,16 +184,20 @@ def _check_sizes(v: dict[str, Any], where: str, n_tensors: int) -> None:
         f"{v['num_heads']} heads do not divide by {v['num_kv_heads']} key/value heads": (
             v["num_heads"] % v["num_kv_heads"] == 0
         ),
+        f"{v['num_experts']} experts in a layer (pearl counts to {MAX_EXPERTS})": v["num_experts"] <= MAX_EXPERTS,
         f"{v['num_experts_per_tok']} of {v['num_experts']} experts per token": v["num_experts_per_tok"]
         <= v["num_experts"],
         f"{v['n_rot']} rotated components in heads of {v['head_dim']}": v["n_rot"] <= v["head_dim"]
         and v["n_rot"] % 2 == 0,
+        f"{v.get('leading_dense', 0)} of {v['num_layers']} layers without experts": (
+            0 <= v.get("leading_dense", 0) < v["num_layers"]
+        ),
         f"a sliding window of {v['sliding_window']}": v["sliding_window"] >= 0,
     }
     for rule, holds in rules.items():
         if not holds:
             raise GGUFError(f"{where}: the metadata contradicts itself: {rule}")
-    if v["head_dim"] != v["value_dim"]:
+    if v["head_dim"] != v["value_dim"] and "kv_lora_rank" not in v:
         raise UnsupportedError(
             f"{where}: attention.key_length {v['head_dim']} and attention.value_length {v['value_dim']} differ, "
             "which is not implemented"
@@ -194,7 +211,10 @@ def _vocab_size(model: GGUFModel, reader: ConfigReader, hidden_size: int) -> int
         raise GGUFError(f"{reader.where}: tensor 'token_embd.weight' is missing; is this a whole model?")
     declared = reader.read_optional("vocab_size", int)
     if declared is None:
-        declared = len(model.metadata.get("tokenizer.ggml.tokens", ())) or embedding.n_rows
+        tokens = model.metadata.get("tokenizer.ggml.tokens", ())
+        if not isinstance(tokens, Sequence) or isinstance(tokens, str):
+            raise GGUFError(f"{reader.where}: metadata 'tokenizer.ggml.tokens' must be an array of strings")
+        declared = len(tokens) or embedding.n_rows
         reader.defaults_used.append(f"{reader.prefix}.vocab_size = {declared} (length of the vocabulary)")
     if embedding.shape != (hidden_size, declared):
         raise GGUFError(
@@ -202,6 +222,11 @@ def _vocab_size(model: GGUFModel, reader: ConfigReader, hidden_size: int) -> int
             f"the metadata says [{hidden_size}, {declared}]"
         )
     return int(declared)
+
+
+def _shared_width(v: dict[str, Any]) -> int:
+    """Width of the shared expert: stated, or so many experts' widths side by side."""
+    return int(v.get("shared_intermediate_size", v.get("shared_experts", 0) * v["moe_intermediate_size"]))
 
 
 def _rope(v: dict[str, Any], interleaved: bool, where: str) -> RopeConfig:

@@ -150,7 +150,43 @@ _QWEN_WIDTH = Key(
     "feed_forward_length / expert_used_count",
 )
 
+_LATENT: dict[str, Key] = {
+    "q_lora_rank": Key("attention.q_lora_rank", int, 0, "queries are projected directly"),
+    "kv_lora_rank": Key("attention.kv_lora_rank", int),
+    "mla_key_length": Key("attention.key_length_mla", int, lambda v: v["head_dim"], "attention.key_length"),
+    "mla_value_length": Key("attention.value_length_mla", int, lambda v: v["value_dim"], "attention.value_length"),
+    "yarn_log_multiplier": Key("rope.scaling.yarn_log_multiplier", float, 0.0, "no factor on the softmax"),
+}
+
+_DEEPSEEK2 = (
+    COMMON
+    | _LATENT
+    | {
+        "leading_dense": Key("leading_dense_block_count", int, 0, "experts in every layer"),
+        "shared_experts": Key("expert_shared_count", int, 0, "no shared expert"),
+        "norm_topk_prob": Key("expert_weights_norm", bool, False, "DeepSeek-V2's rule"),
+        "gating": Key(
+            "expert_gating_func",
+            int,
+            lambda v: 2 if v["has_selection_bias"] else 1,
+            "sigmoid where the file has a selection bias, else softmax",
+        ),
+    }
+)
+
 ARCHITECTURES: dict[str, Architecture] = {
+    "deepseek2": Architecture(
+        rope_interleaved=True,
+        fields=_DEEPSEEK2,
+        neutral=_without(
+            NEUTRAL,
+            "attention.kv_lora_rank",
+            "attention.q_lora_rank",
+            "expert_shared_count",
+            "leading_dense_block_count",
+            "rope.scaling.yarn_log_multiplier",
+        ),
+    ),
     "llama": Architecture(rope_interleaved=True, fields=COMMON, neutral=NEUTRAL),
     "olmoe": Architecture(
         rope_interleaved=False,

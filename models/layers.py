@@ -55,7 +55,7 @@ class Attention:
             attn_output=source.matrix(f"{blk}.attn_output.weight", hidden, n_out),
             norm_eps=config.rms_norm_eps,
             num_heads=config.num_heads,
-            scale=config.head_dim**-0.5,
+            scale=config.attention_scale,
             window=config.sliding_window,
         )
         if qk_norm != "none":
@@ -118,6 +118,12 @@ class DenseFFN:
         return backend.gated_mlp(a, self.ffn_gate, self.ffn_up, self.ffn_down)
 
 
+class SelfAttention(Protocol):
+    """The first half of a block: `Attention` or `models.latent_attention.LatentAttention`."""
+
+    def __call__(self, backend: Backend, x: Array, kv: KVLayer, rope: RopeTable, start: int) -> Array: ...
+
+
 class FeedForward(Protocol):
     """The second half of a block: `DenseFFN` or `models.moe.MoE`."""
 
@@ -128,7 +134,7 @@ class FeedForward(Protocol):
 class Block:
     """One layer: each half adds to the residual stream."""
 
-    attn: Attention
+    attn: SelfAttention
     ffn: FeedForward
 
     def __call__(

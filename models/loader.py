@@ -6,6 +6,7 @@ from kernels.backend import Backend
 from models.config import ModelConfig
 from models.expert_store import is_expert_tensor
 from models.gguf import GGUFModel
+from models.latent_attention import expansion_bytes
 from models.model import Model
 from models.registry import build_model
 from models.weights import WeightSource, aligned
@@ -26,4 +27,5 @@ def load_model(gguf: GGUFModel, backend: Backend) -> Model:
 
 def non_expert_bytes(gguf: GGUFModel, config: ModelConfig) -> int:
     """Bytes that `load_model` allocates for weights."""
-    return sum(aligned(info.n_bytes) for name, info in gguf.tensors.items() if not is_expert_tensor(name))
+    stored = sum(aligned(info.n_bytes) for name, info in gguf.tensors.items() if not is_expert_tensor(name))
+    return stored + expansion_bytes(gguf, config)

@@ -10,6 +10,8 @@ from models.expert_provider import ExpertProvider, RouterWeights
 from models.shared_expert import SharedExpert
 from models.weights import WeightSource
 
+_BIAS_NAMES = ("exp_probs_b.bias", "exp_probs_b", "exp_probs_b.weight")  # files of all three spellings are about
+
 
 @dataclass(slots=True)
 class MoE:
@@ -22,14 +24,14 @@ class MoE:
     def read(cls, source: WeightSource, config: ModelConfig, layer: int, shared: SharedExpert | None = None) -> MoE:
         """Take the router's tensors of `layer`; the routed experts' own stay in the file."""
         blk, hidden, num_experts = f"blk.{layer}", config.hidden_size, config.router.num_experts
-        bias = f"{blk}.exp_probs_b.bias"
+        bias = next((name for name in _BIAS_NAMES if source.has(f"{blk}.{name}")), None)
         router = RouterWeights(
             layer=layer,
             spec=config.router,
             ffn_norm=source.vector(f"{blk}.ffn_norm.weight", hidden),
             norm_eps=config.rms_norm_eps,
             ffn_gate_inp=source.matrix(f"{blk}.ffn_gate_inp.weight", num_experts, hidden),
-            exp_probs_b=source.vector(bias, num_experts) if source.has(bias) else None,
+            exp_probs_b=source.vector(f"{blk}.{bias}", num_experts) if bias else None,
         )
         return cls(router, shared)
 

@@ -52,11 +52,13 @@ class WeightSource:
         n_cols].
         """
         info = self._take(name, (n_cols, n_rows))
-        start = self._arena_used_bytes
-        data = self._arena[start : start + info.n_bytes]
-        self._arena_used_bytes += aligned(info.n_bytes)
-        self.gguf.read_into(info, data)
-        return self.backend.weight(data, info.quant_type, n_rows, n_cols)
+        return self.backend.weight(self._read(info), info.quant_type, n_rows, n_cols)
+
+    def stack(self, name: str, n_matrices: int, n_rows: int, n_cols: int) -> list[Weight]:
+        """The matrices of a tensor [n_cols, n_rows, n_matrices]. Raises GGUFError as `matrix` does."""
+        data = self._read(self._take(name, (n_cols, n_rows, n_matrices))).reshape(n_matrices, -1)
+        quant_type = self.gguf.tensors[name].quant_type
+        return [self.backend.weight(part, quant_type, n_rows, n_cols) for part in data]
 
     def vector(self, name: str, size: int) -> Array:
         """The tensor `name` as float32 [size] on the backend's device. Raises GGUFError as `matrix` does."""
@@ -73,6 +75,13 @@ class WeightSource:
             names = sorted(self._unused)
             shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
             raise GGUFError(f"{self.where}: the architecture has no use for {shown}: the file is of another kind")
+
+    def _read(self, info: TensorInfo) -> np.ndarray:
+        start = self._arena_used_bytes
+        self._arena_used_bytes += aligned(info.n_bytes)
+        data = self._arena[start : start + info.n_bytes]
+        self.gguf.read_into(info, data)
+        return data
 
     def _take(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         info = self._unused.pop(name, None)

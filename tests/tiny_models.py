@@ -29,6 +29,18 @@ COMMON = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "moe_intermediate_size": 32,
+    "intermediate_size": 80,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 3,
+    "rms_norm_eps": 1e-6,
+}
 FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "olmoe": (
         transformers.OlmoeConfig,
@@ -58,6 +70,35 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             "intermediate_size": 96,
         },
     ),
+    "deepseek2": (
+        transformers.DeepseekV2Config,
+        transformers.DeepseekV2ForCausalLM,
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.5,
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+        },
+    ),
+    "deepseek2_v3": (
+        transformers.DeepseekV3Config,
+        transformers.DeepseekV3ForCausalLM,
+        {
+            **LATENT,
+            "q_lora_rank": 40,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 2.5,
+            "n_group": 3,
+            "topk_group": 2,
+        },
+    ),
     "llama": (
         transformers.MixtralConfig,
         transformers.MixtralForCausalLM,
@@ -66,9 +107,9 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
 }
 
 
-def tiny_model(architecture: str, seed: int = 0, **overrides: Any) -> Any:
+def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:
     """A float32 model in eval mode; `overrides` are fields of its transformers config."""
-    config_class, model_class, own = FAMILIES[architecture]
+    config_class, model_class, own = FAMILIES[family]
     torch.manual_seed(seed)
     config = config_class(**{**COMMON, **own, **overrides})
     config._attn_implementation = "eager"
@@ -82,7 +123,14 @@ def tiny_model(architecture: str, seed: int = 0, **overrides: Any) -> Any:
             else:
                 # Wide enough that attention and the router decide something, not so wide that they saturate.
                 parameter.normal_(0.0, 0.25 if "gate.weight" in name else parameter.shape[-1] ** -0.5)
+        for _, bias in selection_biases(model):
+            bias.copy_(0.2 * torch.randn_like(bias))
     return model
+
+
+def selection_biases(model: Any) -> Iterator[tuple[str, Any]]:
+    """The router's biases that enter only the choice; transformers keeps them outside the parameters."""
+    return ((name, b) for name, b in model.named_buffers() if name.endswith("e_score_correction_bias"))
 
 
 def save_hf(model: Any, folder: Path) -> Path:
@@ -110,12 +158,21 @@ def prompt(n_tokens: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).integers(2, VOCAB, n_tokens)
 
 
-def write_gguf(model: Any, path: Path, architecture: str, metadata: dict[str, Any] | None = None) -> Path:
-    """The model as one stock GGUF file in F32. `metadata` adds or replaces u32, f32, bool and str keys."""
+def write_gguf(
+    model: Any, path: Path, family: str, metadata: dict[str, Any] | None = None, expanded: bool = False
+) -> Path:
+    """The model as one stock GGUF file in F32. `metadata` adds or replaces u32, f32, bool and str keys.
+
+    `expanded`: latent attention in the older layout, with attn_kv_b whole.
+    """
+    architecture = family.split("_")[0]
     writer = gguf.GGUFWriter(path, architecture)
-    for key, value in {**_metadata(model.config, architecture), **(metadata or {})}.items():
+    keys = {**_metadata(model.config, architecture), **(metadata or {})}
+    if expanded:
+        keys = {key: value for key, value in keys.items() if not key.endswith("_mla")} | expanded_heads(model.config)
+    for key, value in keys.items():
         _add(writer, key, value)
-    for name, array in gguf_tensors(model, architecture):
+    for name, array in gguf_tensors(model, architecture, expanded):
         writer.add_tensor(name, np.ascontiguousarray(array, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -146,7 +203,11 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         "rope.freq_base": float(config.rope_parameters["rope_theta"]),
-        "expert_count": getattr(config, "num_experts", None) or config.num_local_experts,
+        "expert_count": next(
+            getattr(config, name)
+            for name in ("n_routed_experts", "num_experts", "num_local_experts")
+            if hasattr(config, name)
+        ),
         "expert_used_count": config.num_experts_per_tok,
         "vocab_size": config.vocab_size,
     }
@@ -155,10 +216,42 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
     if architecture == "qwen3moe":
         keys["attention.key_length"] = keys["attention.value_length"] = head_dim
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
+    if architecture == "deepseek2":
+        keys |= latent_metadata(config)
     if architecture == "qwen2moe":
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
         keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     return {"general.name": f"tiny {architecture}", **{f"{architecture}.{key}": value for key, value in keys.items()}}
+
+
+def latent_metadata(config: Any) -> dict[str, Any]:
+    """What a `deepseek2` file of the newer layout says: one key head as wide as the cached latent."""
+    keys = {
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": config.kv_lora_rank,
+        "attention.key_length": config.kv_lora_rank + config.qk_rope_head_dim,
+        "attention.value_length": config.kv_lora_rank,
+        "attention.key_length_mla": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "attention.value_length_mla": config.v_head_dim,
+        "rope.dimension_count": config.qk_rope_head_dim,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_shared_count": config.n_shared_experts,
+        "expert_weights_scale": float(config.routed_scaling_factor),
+        "expert_weights_norm": config.norm_topk_prob,
+        "leading_dense_block_count": config.first_k_dense_replace,
+        "expert_group_count": config.n_group or 1,
+        "expert_group_used_count": config.topk_group or 1,
+    }
+    return keys if config.q_lora_rank is None else {**keys, "attention.q_lora_rank": config.q_lora_rank}
+
+
+def expanded_heads(config: Any) -> dict[str, Any]:
+    """What an older `deepseek2` file says instead."""
+    return {
+        "deepseek2.attention.head_count_kv": config.num_attention_heads,
+        "deepseek2.attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "deepseek2.attention.value_length": config.v_head_dim,
+    }
 
 
 NAMES = {
@@ -170,7 +263,16 @@ NAMES = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
@@ -186,8 +288,10 @@ OUTER_NAMES = {
 }
 
 
-def gguf_tensors(model: Any, architecture: str) -> Iterator[tuple[str, np.ndarray]]:
+def gguf_tensors(model: Any, architecture: str, expanded: bool = False) -> Iterator[tuple[str, np.ndarray]]:
     """(GGUF name, float32 array in numpy order) of every stored parameter."""
+    for name, bias in selection_biases(model):
+        yield f"blk.{name.split('.')[2]}.exp_probs_b.bias", bias.numpy()
     heads = {"attn_q": model.config.num_attention_heads, "attn_k": model.config.num_key_value_heads}
     for name, parameter in model.named_parameters():  # tied parameters come once
         array = parameter.detach().numpy()
@@ -206,7 +310,17 @@ def gguf_tensors(model: Any, architecture: str) -> Iterator[tuple[str, np.ndarra
             own = NAMES[stem]
             if architecture == "llama" and own in heads:
                 array = permute_rows(array, heads[own])
-            yield f"blk.{layer}.{own}.{kind}", array
+            if own == "attn_kv_b" and not expanded:
+                yield from split_expansion(f"blk.{layer}", array, model.config)
+            else:
+                yield f"blk.{layer}.{own}.{kind}", array
+
+
+def split_expansion(blk: str, array: np.ndarray, config: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """attn_kv_b [H * (nope + value), rank] as attn_k_b [H, rank, nope] and attn_v_b [H, value, rank]."""
+    heads = array.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+    yield f"{blk}.attn_k_b.weight", heads[:, : config.qk_nope_head_dim].swapaxes(1, 2)
+    yield f"{blk}.attn_v_b.weight", heads[:, config.qk_nope_head_dim :]
 
 
 def permute_rows(array: np.ndarray, num_heads: int) -> np.ndarray:

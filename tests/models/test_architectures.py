@@ -31,15 +31,16 @@ BACKENDS = {"reference": ReferenceBackend, "cpu": CpuBackend}
 
 @dataclass(frozen=True)
 class Case:
-    """`fields` go into the transformers config, `keys` into the file's metadata."""
+    """`fields` go into the transformers config, `keys` into the file's metadata; `expanded`: see `write_gguf`."""
 
-    architecture: str
+    family: str
     fields: dict[str, Any] = field(default_factory=dict)
     keys: dict[str, Any] = field(default_factory=dict)
+    expanded: bool = False
 
 
-def yarn(factor: float, original: int) -> dict[str, Any]:
-    parameters = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+def yarn(factor: float, original: int, **more: float) -> dict[str, Any]:
+    parameters = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **more}
     return {"rope_parameters": {"rope_theta": 10000.0, **parameters}}
 
 
@@ -66,6 +67,23 @@ CASES = {
         "qwen2moe", {"num_experts_per_tok": 1, "norm_topk_prob": True}, {"qwen2moe.expert_weights_norm": True}
     ),
     "qwen2moe_all_experts": Case("qwen2moe", {"num_experts_per_tok": 5, "num_key_value_heads": 1}),
+    "deepseek2": Case("deepseek2"),
+    "deepseek2_expanded": Case("deepseek2", expanded=True),
+    "deepseek2_no_groups": Case("deepseek2", {"topk_method": "greedy", "n_group": None, "topk_group": None}),
+    "deepseek2_compressed_queries": Case("deepseek2", {"q_lora_rank": 40, "first_k_dense_replace": 0}),
+    "deepseek2_yarn": Case(
+        "deepseek2",
+        yarn(4.0, 16, mscale=0.707, mscale_all_dim=0.707),
+        {
+            **scaling_keys("deepseek2", "yarn", 4.0, 16),
+            "deepseek2.rope.scaling.yarn_log_multiplier": 0.0707,
+        },
+    ),
+    "deepseek2_v3": Case("deepseek2_v3"),
+    "deepseek2_v3_expanded": Case("deepseek2_v3", expanded=True),
+    "deepseek2_v3_one_expert": Case("deepseek2_v3", {"num_experts_per_tok": 1, "first_k_dense_replace": 2}),
+    "deepseek2_v3_all_experts": Case("deepseek2_v3", {"num_experts_per_tok": 6, "n_group": 1, "topk_group": 1}),
+    "deepseek2_v3_not_normalised": Case("deepseek2_v3", {"norm_topk_prob": False}),
     "llama": Case("llama"),
     "llama_one_expert": Case("llama", {"num_experts_per_tok": 1}),
     "llama_all_experts": Case("llama", {"num_experts_per_tok": 5}),
@@ -90,8 +108,8 @@ class Loaded:
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     case: Case = request.param
-    hf = tiny_model(case.architecture, **case.fields)
-    path = write_gguf(hf, tmp_path_factory.mktemp("tiny") / "model.gguf", case.architecture, case.keys)
+    hf = tiny_model(case.family, **case.fields)
+    path = write_gguf(hf, tmp_path_factory.mktemp("tiny") / "model.gguf", case.family, case.keys, case.expanded)
     ids = prompt(N_TOKENS)
     return Loaded(hf, ids, hf_logits(hf, ids), path)
 

@@ -31,7 +31,7 @@ def write_changed(path: Path, monkeypatch: pytest.MonkeyPatch, change) -> Path:
     """The tiny file with its list of (name, array) tensors passed through `change`."""
     tensors = dict(tiny_models.gguf_tensors(HF, "olmoe"))
     change(tensors)
-    monkeypatch.setattr(tiny_models, "gguf_tensors", lambda model, architecture: tensors.items())
+    monkeypatch.setattr(tiny_models, "gguf_tensors", lambda *_: tensors.items())
     return write_gguf(HF, path, "olmoe")
 
 
@@ -65,6 +65,17 @@ def test_weights_lie_in_one_aligned_arena_from_the_backend(tmp_path: Path) -> No
     for weight in (model.token_embd, model.output, model.blk[1].attn.attn_k, model.blk[0].ffn.router.ffn_gate_inp):
         assert np.shares_memory(weight.data, arenas[0])
         assert weight.data.ctypes.data % ALIGNMENT == 0
+
+
+@pytest.mark.parametrize(("expanded", "expansions"), [(False, 0), (True, 3)])
+def test_bytes_of_latent_attention_in_both_layouts(tmp_path: Path, expanded: bool, expansions: int) -> None:
+    """The older layout costs a plain copy of attn_k_b a layer, and the byte count knows it."""
+    path = write_gguf(tiny_model("deepseek2"), tmp_path / "m.gguf", "deepseek2", expanded=expanded)
+    with GGUFModel.open(path) as gguf:
+        model = load_model(gguf, ReferenceBackend())
+        stored = sum(-(-t.n_bytes // ALIGNMENT) * ALIGNMENT for n, t in gguf.tensors.items() if "_exps" not in n)
+        k_b_bytes = sum(weight.n_bytes for weight in model.blk[0].attn.attn_k_b)
+        assert non_expert_bytes(gguf, model.config) == stored + expansions * k_b_bytes
 
 
 def test_a_tied_table_is_stored_once(tmp_path: Path) -> None:

@@ -37,3 +37,9 @@ FLOAT32_ROW_RELATIVE = 5e-7
 
 ATTENTION_RELATIVE = 4e-6
 """Online softmax in float32 against float64: exp within 2 units in the last place, sums over hundreds of positions."""
+
+TILE_RELATIVE = 5e-6
+"""float32 sums of exact block products, some hundred terms, against float64 on the same quantised activations."""
+
+DOT_RELATIVE = 1e-6
+"""A float32 dot with exact integer sums inside its blocks, over the sum of |weight * activation|."""

@@ -49,8 +49,8 @@ class CpuBackend:
         self._pairs: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def warmup(self, quant_types: Collection[QuantType], progress: Progress | None = None) -> bool:
-        """Compile what a model with weights of `quant_types` needs, or load it from the cache; returns whether numba had
-        to compile. `progress(what, done, total)` is called before each step."""
+        """Compile what a model with weights of `quant_types` needs, or load it from the cache; returns whether numba
+        had to compile. `progress(what, done, total)` is called before each step."""
         return warm_up(self, quant_types, progress)
 
     def require_types(self, quant_types: Collection[QuantType]) -> None:

@@ -1,4 +1,5 @@
-"""The slow path for quant types without a direct kernel: dequantise a slice of rows to float32, then take float dots."""
+"""The slow path for quant types without a direct kernel: dequantise a slice of rows to float32, then take float dots.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +28,12 @@ def _float_rows(rows, w, n_rows, n_cols, n_tokens, x, x_stride, out, out_stride,
                 call_native(rows, w + 4 * n_cols * low, 4 * n_cols, high - low, n_cols, x + t * x_stride, out_row)
 
 
-def dots_dequantized(address: int, quant_type: QuantType, n_rows: int, x: np.ndarray, out: np.ndarray, types: TypeTable) -> None:
-    """out [T, n_rows] = x [T, n_cols] @ W^T for the blocks at `address`; rows of x and out may lie apart, out is written."""
+def dots_dequantized(
+    address: int, quant_type: QuantType, n_rows: int, x: np.ndarray, out: np.ndarray, types: TypeTable
+) -> None:
+    """out [T, n_rows] = x [T, n_cols] @ W^T for the blocks at `address`; rows of x and out may lie apart, out is
+    written.
+    """
     n_tokens, n_cols = x.shape
     n_bytes = row_bytes(quant_type, n_cols)
     step = max(1, SLICE_BYTES // (4 * n_cols))
@@ -38,6 +43,14 @@ def dots_dequantized(address: int, quant_type: QuantType, n_rows: int, x: np.nda
         blocks = np.ctypeslib.as_array((ctypes.c_uint8 * (n * n_bytes)).from_address(address + first * n_bytes))
         floats = dequantize_rows(blocks.reshape(n, n_bytes), quant_type, n_cols)
         _float_rows(
-            rows, floats.ctypes.data, n, n_cols, n_tokens, x.ctypes.data, x.strides[0], out.ctypes.data + 4 * first, out.strides[0],
+            rows,
+            floats.ctypes.data,
+            n,
+            n_cols,
+            n_tokens,
+            x.ctypes.data,
+            x.strides[0],
+            out.ctypes.data + 4 * first,
+            out.strides[0],
             num_threads(),
         )

@@ -32,7 +32,9 @@ def load_float(e: Emitter, quant_type: QuantType, address: Any) -> Any:
 
 
 def row_dots(e: Emitter, quant_type: QuantType, rows: Sequence[Any], n_cols: Any, record: Any) -> list[Any]:
-    """Float32 dots of the rows at addresses `rows` with the float32 row at `record`; any width: the tail goes one by one."""
+    """Float32 dots of the rows at addresses `rows` with the float32 row at `record`; any width: the tail goes one by
+    one.
+    """
     b, size, step = e.b, block_bytes(quant_type), 8 * _UNROLL
     n_whole = b.lshr(n_cols, e.i64(step.bit_length() - 1))
     entry = b.block

@@ -1,4 +1,6 @@
-"""The non-linear 4-bit tables and scales that IQ4_NL, IQ4_XS and MXFP4 share. The row dots are in dot_legacy and dot_k."""
+"""The non-linear 4-bit tables and scales that IQ4_NL, IQ4_XS and MXFP4 share. The row dots are in dot_legacy and
+dot_k.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,11 @@ MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twic
 
 
 def e8m0_half(e: Emitter, address: Any) -> Any:
-    """2^(byte - 128) as float32: half of an e8m0 scale, since MXFP4_VALUES are doubled. Bytes 0 and 1 give float32 subnormals.
+    """2^(byte - 128) as float32: half of an e8m0 scale, since MXFP4_VALUES are doubled. Bytes 0 and 1 give float32
+    subnormals.
 
-    Bits: the exponent field of 2^(x - 128) is x - 1; for x < 2 it is the subnormal 2^-128 = 0x00200000 shifted left by x.
+    Bits: the exponent field of 2^(x - 128) is x - 1; for x < 2 it is the subnormal 2^-128 = 0x00200000 shifted left
+    by x.
     """
     b = e.b
     x = b.zext(e.load(address, I8), I32)

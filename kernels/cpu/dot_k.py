@@ -1,6 +1,7 @@
 """Types with super-blocks of 256 weights: what their bytes mean, and the row dot against a q8_256 record.
 
-A super-block is 8 groups of 32 byte lanes and 16 integer sub-scales (one per 16 weights, repeated where ggml has one per 32):
+A super-block is 8 groups of 32 byte lanes and 16 integer sub-scales (one per 16 weights, repeated where ggml has one
+per 32):
     w = d * scale[j / 16] * q[j]  -  dmin * min[j / 16]
 The offsets of Q3_K and Q6_K (q - 4, q - 32) are folded into `mins`, with dmin = d. Byte offsets:
     Q2_K   scales [16] @0 (low nibble scale, high nibble min), 2-bit [64] @16, d f16 @80, dmin f16 @82
@@ -19,14 +20,14 @@ from typing import Any
 
 from kernels.cpu.dot_iq import IQ4_VALUES
 from kernels.cpu.dot_legacy import nibbles
-from kernels.cpu.vector_ir import F32, I8, I16, I32, I64, V8F32, V8I32, V16I16, V32I8, Emitter, vec
+from kernels.cpu.vector_ir import F32, I8, I16, I32, V8F32, V8I32, V16I16, V32I8, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SuperBlock:
-    """One unpacked super-block: 8 groups of byte lanes `q` (0..63, or -127..127 if `signed`), int16 sub-scales [16], float32 d;
-    `mins` int16 [16] with float32 dmin, or with dmin None where they share d, or None."""
+    """One unpacked super-block: 8 groups of byte lanes `q` (0..63, or -127..127 if `signed`), int16 sub-scales [16],
+    float32 d; `mins` int16 [16] with float32 dmin, or with dmin None where they share d, or None."""
 
     d: Any
     q: list[Any]
@@ -126,7 +127,10 @@ def _iq4_xs(e: Emitter, p: Any) -> SuperBlock:
     low = e.shuffle(b.bitcast(e.load(e.at(p, 4), I32), vec(I8, 4)), [g // 2 for g in range(8)])
     low = b.and_(b.lshr(low, e.const(low.type, [0, 4] * 4)), e.const(low.type, 15))
     high = e.splat(e.load(e.at(p, 2), I16), 8)
-    high = b.shl(b.and_(b.lshr(high, e.const(high.type, [2 * g for g in range(8)])), e.const(high.type, 3)), e.const(high.type, 4))
+    high = b.shl(
+        b.and_(b.lshr(high, e.const(high.type, [2 * g for g in range(8)])), e.const(high.type, 3)),
+        e.const(high.type, 4),
+    )
     scales = b.sub(b.or_(b.zext(low, high.type), high), e.const(high.type, 32))
     q = [e.lookup(IQ4_VALUES, nibbles(e, e.at(p, 8 + 16 * g))) for g in range(8)]
     return SuperBlock(e.half(p), q, e.shuffle(scales, [j // 2 for j in range(16)]), signed=True)
@@ -143,8 +147,8 @@ UNPACK: dict[QuantType, Callable[[Emitter, Any], SuperBlock]] = {
 
 
 def row_dots(e: Emitter, quant_type: QuantType, rows: Sequence[Any], n_cols: Any, record: Any) -> list[Any]:
-    """Float32 dots of the rows at addresses `rows` with one q8_256 record. Within a super-block sums are exact integers:
-    |sum| <= 256 * 63 * 127 * 127 < 2^29 for Q6_K, the largest."""
+    """Float32 dots of the rows at addresses `rows` with one q8_256 record. Within a super-block sums are exact
+    integers: |sum| <= 256 * 63 * 127 * 127 < 2^29 for Q6_K, the largest."""
     b, unpack, size = e.b, UNPACK[quant_type], block_bytes(quant_type)
     bsum_base = b.add(record, n_cols)
     d_base = b.add(bsum_base, b.lshr(n_cols, e.i64(3)))

@@ -1,7 +1,8 @@
 """The dot kernel of every direct quant type: name, form of activations, and the address of its compiled function.
 
     void rows(w, row_bytes, n_rows, n_cols, record, out)     out[i] = row i . record, float32, n_rows >= 1
-A row's result depends on that row and the record alone: not on its neighbours, the thread or how rows were cut into calls.
+A row's result depends on that row and the record alone: not on its neighbours, the thread or how rows were cut into
+calls.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ N_ROW_ARGUMENTS = 6
 
 def emit_rows(quant_type: QuantType) -> Emit:
     """Emits the `rows` function of `quant_type`."""
-    family: Any = dot_float if quant_type in dot_float.FLOAT_TYPES else dot_k if quant_type in dot_k.UNPACK else dot_legacy
+    family: Any = (
+        dot_float if quant_type in dot_float.FLOAT_TYPES else dot_k if quant_type in dot_k.UNPACK else dot_legacy
+    )
 
     def emit(e: Emitter, w: Any, row_bytes: Any, n_rows: Any, n_cols: Any, record: Any, out: Any) -> None:
         def one(i: Any, _: list[Any]) -> list[Any]:

@@ -1,4 +1,5 @@
-"""Which vector instructions the inner loops use. Chosen once at import, overridden by PEARL_CPU or by an argument in tests.
+"""Which vector instructions the inner loops use. Chosen once at import, overridden by PEARL_CPU or by an argument in
+tests.
 
     avx512vnni  8-bit dot products (vpdpbusd, vpdpwssd) of AVX512-VNNI with 256-bit vectors
     avxvnni     the same instructions in their AVX encoding, on processors without AVX512
@@ -65,8 +66,8 @@ def choose_isa(override: str | None = None) -> str:
 
 
 def target(isa: str | None = None) -> Target:
-    """LLVM's processor and features for `isa` (default: choose_isa()); features of wider sets are switched off, so that a test of
-    `avx2` runs what an AVX2 machine would run."""
+    """LLVM's processor and features for `isa` (default: choose_isa()); features of wider sets are switched off, so
+    that a test of `avx2` runs what an AVX2 machine would run."""
     chosen = choose_isa(isa)
     have = host_features()
     if chosen in ("avxvnni", "avx2"):

@@ -1,6 +1,7 @@
 """Quantised linear layers: rows of one or several weights times the activations of a call, in one parallel region.
 
-Weights are read in place, as GGUF blocks. For many tokens see matmul.py; types without a direct kernel go through dequant_path.py.
+Weights are read in place, as GGUF blocks. For many tokens see matmul.py; types without a direct kernel go through
+dequant_path.py.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from numba import njit, prange
 from kernels.backend import Activations, Weight
 from kernels.cpu.addresses import address
 from kernels.cpu.dequant_path import dots_dequantized
+from kernels.cpu.matmul import MIN_TOKENS, TileTable, matmul
 from kernels.cpu.native_call import call_native
 from kernels.cpu.parallel import num_threads
 from kernels.cpu.quantize_activations import FORM_F32, FORM_KEYS, quantize
@@ -39,7 +41,9 @@ def _linear_part(plan, low, high, n_cols, n_tokens, x, x_stride, out, out_stride
         if rows == 0:  # no direct kernel: dequant_path fills these columns
             continue
         if n_tokens == 1 and first < last:
-            call_native(rows, matrix + first * n_bytes, n_bytes, last - first, n_cols, x[form], out + 4 * (first_column + first))
+            call_native(
+                rows, matrix + first * n_bytes, n_bytes, last - first, n_cols, x[form], out + 4 * (first_column + first)
+            )
             continue
         for r in range(first, last, CHUNK_ROWS):
             n = min(CHUNK_ROWS, last - r)
@@ -61,7 +65,8 @@ def _linear(plan, x, q32, q32_stride, q256, q256_stride, out, n_parts):
 def records_of(a: Activations, forms: Iterable[int], types: TypeTable) -> list[int]:
     """[address, stride, address, stride] of the q8_32 and q8_256 records of `a`, zeros where a form is not asked for.
 
-    A form is made on first use and kept in a.forms. Raises ValueError if a.x is not C-contiguous float32 of a fitting width.
+    A form is made on first use and kept in a.forms. Raises ValueError if a.x is not C-contiguous float32 of a fitting
+    width.
     """
     records = [0, 0, 0, 0]
     for form in forms:
@@ -76,8 +81,8 @@ def records_of(a: Activations, forms: Iterable[int], types: TypeTable) -> list[i
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One call over `weights`: table int64 [n_weights, 6] for the kernel, total rows, forms that are read, and whether every type has
-    a direct kernel."""
+    """One call over `weights`: table int64 [n_weights, 6] for the kernel, total rows, forms that are read, and
+    whether every type has a direct kernel."""
 
     weights: tuple[Weight, ...]
     table: np.ndarray
@@ -89,8 +94,8 @@ class Plan:
 class LinearPlans:
     """The plans of the weights that were used together, found again by identity: a plan keeps its weights alive."""
 
-    def __init__(self, types: TypeTable) -> None:
-        self.types = types
+    def __init__(self, types: TypeTable, tiles: TileTable) -> None:
+        self.types, self.tiles = types, tiles
         self._plans: dict[tuple[int, ...], Plan] = {}
 
     def plan(self, weights: tuple[Weight, ...]) -> Plan:
@@ -127,5 +132,9 @@ def linear(a: Activations, weights: tuple[Weight, ...], plans: LinearPlans) -> n
         for (rows, matrix, _, first, n_rows, _), w in zip(plan.table.tolist(), weights, strict=True):
             if not rows:
                 dots_dequantized(matrix, w.quant_type, n_rows, a.x, out[:, first : first + n_rows], plans.types)
-    _linear(plan.table, a.x, *records_of(a, plan.forms, plans.types), out, num_threads())
+    records = records_of(a, plan.forms, plans.types)
+    if n_tokens < MIN_TOKENS:
+        _linear(plan.table, a.x, *records, out, num_threads())
+    else:
+        matmul(weights, (a.x.ctypes.data, 4 * n_cols, *records), out, plans.tiles, num_threads())
     return out

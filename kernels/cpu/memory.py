@@ -5,6 +5,7 @@ Pages become resident when first touched, not when allocated.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import numpy as np
@@ -15,8 +16,8 @@ HUGE_PAGE_BYTES = 2 << 20
 def allocate(n_bytes: int, alignment: int = HUGE_PAGE_BYTES) -> np.ndarray:
     """Zeroed uint8 [n_bytes] whose first byte is a multiple of `alignment`; freed when the last view of it goes.
 
-    Under 2 MiB no huge pages are asked for, and 4096 is the largest alignment that costs nothing. Raises ValueError for an alignment
-    that is not a power of two, OSError where the system refuses the memory.
+    Under 2 MiB no huge pages are asked for, and 4096 is the largest alignment that costs nothing. Raises ValueError
+    for an alignment that is not a power of two, OSError where the system refuses the memory.
     """
     if alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"alignment {alignment} is not a power of two")
@@ -25,10 +26,8 @@ def allocate(n_bytes: int, alignment: int = HUGE_PAGE_BYTES) -> np.ndarray:
     slack = max(0, alignment - mmap.PAGESIZE)
     region = mmap.mmap(-1, max(1, n_bytes + slack))
     if n_bytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):  # a kernel built without huge pages: ordinary pages hold the same bytes
             region.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel built without huge pages: ordinary pages hold the same bytes
-            pass
     everything = np.frombuffer(region, np.uint8)
     first = -everything.__array_interface__["data"][0] % alignment
     return everything[first : first + n_bytes]

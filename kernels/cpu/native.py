@@ -1,8 +1,8 @@
 """Machine code for the vector-IR functions; numba code reaches it through an address (native_call.py).
 
-Every such function takes int64 arguments only (addresses and counts) and returns nothing, so one numba kernel serves every quant type and
-instruction set: the type's function is an argument. LLVM compiles one function in some ten milliseconds, so they are compiled when a model
-first needs them and are not cached on disk.
+Every such function takes int64 arguments only (addresses and counts) and returns nothing, so one numba kernel serves
+every quant type and instruction set: the type's function is an argument. LLVM compiles one function in some ten
+milliseconds, so they are compiled when a model first needs them and are not cached on disk.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def optimised(module: ir.Module, target: Target) -> tuple[Any, Any]:
     llvm.initialize_native_asmprinter()
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()
-    machine = llvm.Target.from_triple(module.triple).create_target_machine(cpu=target.cpu, features=target.features, opt=3)
+    machine = llvm.Target.from_triple(module.triple).create_target_machine(
+        cpu=target.cpu, features=target.features, opt=3
+    )
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(parsed, builder)

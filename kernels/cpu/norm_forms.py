@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numba import njit, prange
@@ -11,7 +12,15 @@ from kernels.backend import Activations, Weight
 from kernels.cpu.addresses import address, aligned_address
 from kernels.cpu.norm import norm_row
 from kernels.cpu.parallel import num_threads
-from kernels.cpu.quantize_activations import FORM_KEYS, FORM_Q8_32, FORM_Q8_256, Form, quantize_row, record_buffer, record_bytes
+from kernels.cpu.quantize_activations import (
+    FORM_KEYS,
+    FORM_Q8_32,
+    FORM_Q8_256,
+    Form,
+    quantize_row,
+    record_buffer,
+    record_bytes,
+)
 from kernels.cpu.type_table import TypeTable
 
 _NOTHING = np.empty(0, np.uint8)
@@ -45,7 +54,9 @@ def _parallel(x, weight, eps, out, quantize_32, buffer_32, stride_32, quantize_2
     return first_32, first_256
 
 
-def norm_with_forms(x: np.ndarray, weight: np.ndarray, eps: float, readers: Sequence[Weight], types: TypeTable) -> Activations:
+def norm_with_forms(
+    x: np.ndarray, weight: np.ndarray, eps: float, readers: Sequence[Weight], types: TypeTable
+) -> Activations:
     """RMS norm of C-contiguous float32 x [T, D] by weight [D], with the quantised forms that `readers` read."""
     if x.ndim != 2 or not x.flags.c_contiguous or weight.shape != x.shape[1:]:
         raise ValueError(f"a norm weight {weight.shape} for rows {x.shape}, which must be contiguous")
@@ -53,7 +64,7 @@ def norm_with_forms(x: np.ndarray, weight: np.ndarray, eps: float, readers: Sequ
     a = Activations(np.empty((n_rows, n_cols), np.float32))
     types.require([reader.quant_type for reader in readers])
     wanted = {types.forms[reader.quant_type] for reader in readers}
-    arguments: list[object] = []
+    arguments: list[Any] = []
     for form in (FORM_Q8_32, FORM_Q8_256):
         if form in wanted:
             arguments += [types.quantizers[form], record_buffer(form, n_rows, n_cols), record_bytes(form, n_cols)]

@@ -1,7 +1,7 @@
 """Threads of the compiled kernels: how many, and on which layer. Results never depend on any of it.
 
-Every parallel kernel splits its rows statically into `num_threads()` parts. The OpenMP layer is preferred (a region costs a few
-microseconds); without libgomp numba's own work queue is used, and `layer_name()` says so.
+Every parallel kernel splits its rows statically into `num_threads()` parts. The OpenMP layer is preferred (a region
+costs a few microseconds); without libgomp numba's own work queue is used, and `layer_name()` says so.
 """
 
 from __future__ import annotations

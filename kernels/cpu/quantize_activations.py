@@ -1,18 +1,21 @@
-"""Activation rows in the forms that the dot kernels read. One `Form` = one record per token, every record at `address + t * stride`.
+"""Activation rows in the forms that the dot kernels read. One `Form` = one record per token, every record at `address
++ t * stride`.
 
     f32     the float32 row itself (F32, F16, BF16 weights)
     q8_32   int8 per 32 (types with blocks of 32: Q4_0 .. Q8_0, IQ4_NL, MXFP4), needs n_cols % 32 == 0
             offset 0               int8    q    [n_cols]
             n_cols                 float32 d    [n_cols / 32]   x ~ d * q
             n_cols + n_cols / 8    float32 s    [n_cols / 32]   d * sum of the 32 q
-            n_cols + n_cols / 4    int32   bias [n_cols / 32]   -128 * sum of the 32 q: where a sum of (w + 128) * q starts
+            n_cols + n_cols / 4    int32   bias [n_cols / 32]   -128 * sum of the 32 q: where a sum of (w + 128) * q
+            starts
     q8_256  int8 per 256 (K types, IQ4_XS), needs n_cols % 256 == 0
             offset 0               int8    q    [n_cols]
             n_cols                 int16   bsum [n_cols / 16]   sum of each 16 q
             n_cols + n_cols / 8    float32 d    [n_cols / 256]  x ~ d * q
-Blocks are ggml's (Q8_0 / Q8_1 and Q8_K); scales and sums stay float32 or integers, so that no sum of large activations overflows a half
-float. d = max |x| / 127, q = round-half-even(x / d), so |q| <= 127 always (the dot kernels rely on it). A block whose d would be
-subnormal becomes zero. A row with infinities or NaNs gives non-finite dots.
+Blocks are ggml's (Q8_0 / Q8_1 and Q8_K); scales and sums stay float32 or integers, so that no sum of large
+activations overflows a half float. d = max |x| / 127, q = round-half-even(x / d), so |q| <= 127 always (the dot
+kernels rely on it). A block whose d would be subnormal becomes zero. A row with infinities or NaNs gives non-finite
+dots.
 """
 
 from __future__ import annotations

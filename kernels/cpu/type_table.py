@@ -1,6 +1,7 @@
 """Compiled dot kernels by quant type id, in the array form that parallel kernels index.
 
-Row `id` of `TypeTable.rows` int64 [256, 4] is (address of the rows function or 0, weights a block, bytes a block, FORM_*).
+Row `id` of `TypeTable.rows` int64 [256, 4] is (address of the rows function or 0, weights a block, bytes a block,
+FORM_*).
 """
 
 from __future__ import annotations

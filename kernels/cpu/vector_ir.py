@@ -1,8 +1,9 @@
-"""LLVM vector IR, written once for every instruction set: loads, lanes, loops, and the few integer dot products that differ.
+"""LLVM vector IR, written once for every instruction set: loads, lanes, loops, and the few integer dot products that
+differ.
 
-`Emitter` wraps an llvmlite builder. A "group" is 32 consecutive weights: 32 byte lanes in, 8 int32 lanes out, where lane j is the sum of
-bytes 4j..4j+3 in every instruction set. No fast-math flag is ever set: a kernel's rounding is the order written in it.
-What a block's bytes mean is in dot_legacy, dot_k and dot_iq; compiling is in native.py.
+`Emitter` wraps an llvmlite builder. A "group" is 32 consecutive weights: 32 byte lanes in, 8 int32 lanes out, where
+lane j is the sum of bytes 4j..4j+3 in every instruction set. No fast-math flag is ever set: a kernel's rounding is
+the order written in it. What a block's bytes mean is in dot_legacy, dot_k and dot_iq; compiling is in native.py.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ class Emitter:
     def loop(
         self, count: Any, carried: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]], first: Any = None
     ) -> list[Any]:
-        """Run body(i, values) for i = first (0).. count-1, at least once, threading `carried` through; returns the last values."""
+        """Run body(i, values) for i = first (0).. count-1, at least once, threading `carried` through; returns the
+        last values.
+        """
         b, before = self.b, self.b.block
         block = b.append_basic_block()
         b.branch(block)
@@ -124,8 +127,10 @@ class Emitter:
     def call(self, name: str, result: Any, arguments: Sequence[Any]) -> Any:
         """Call an LLVM intrinsic; the overloads that take one type suffix (llvm.fma and the like) get it appended."""
         if not name.startswith(("llvm.x86", "llvm.aarch64")):
-            name += f".v{result.count}{result.element.intrinsic_name}" if isinstance(result, ir.VectorType) else (
-                f".{result.intrinsic_name}"
+            name += (
+                f".v{result.count}{result.element.intrinsic_name}"
+                if isinstance(result, ir.VectorType)
+                else (f".{result.intrinsic_name}")
             )
         module = self.b.module
         function = module.globals.get(name)
@@ -150,7 +155,8 @@ class Emitter:
         return self.b.add(acc, self._portable_dot(weights, x))
 
     def scaled_dot(self, acc: Any, weights: Any, x: Any, scale: Any, signed: bool) -> Any:
-        """acc + scale * 4-sums of weights * x; `scale` is 16 int16 lanes, lanes 2j and 2j+1 equal and belonging to 4-sum j.
+        """acc + scale * 4-sums of weights * x; `scale` is 16 int16 lanes, lanes 2j and 2j+1 equal and belonging to
+        4-sum j.
 
         Weights are 0..127 or -127..127: pair sums must fit an int16.
         """
@@ -181,7 +187,9 @@ class Emitter:
             return self.concat(*found)
         found = self.const(V32I8, table[0])
         for i, value in enumerate(table[1:], 1):
-            found = self.b.select(self.b.icmp_unsigned("==", index, self.const(V32I8, i)), self.const(V32I8, value), found)
+            found = self.b.select(
+                self.b.icmp_unsigned("==", index, self.const(V32I8, i)), self.const(V32I8, value), found
+            )
         return found
 
     def _vnni(self, name: str, acc: Any, x: Any, y: Any) -> Any:

@@ -1,14 +1,15 @@
 """Compile, or load from numba's cache, every kernel that a model needs, before its first token.
 
-Each step runs ops on a few rows of zeros, so what is compiled is what will be called. Vector-IR functions are compiled in
-every process (some ten milliseconds each); numba's code is kept in `__pycache__` beside the sources, in NUMBA_CACHE_DIR,
-or in the user's cache directory where the sources are read-only.
+Each step runs ops on a few rows of zeros, so what is compiled is what will be called. Vector-IR functions are
+compiled in every process (some ten milliseconds each); numba's code is kept in `__pycache__` beside the sources, in
+NUMBA_CACHE_DIR, or in the user's cache directory where the sources are read-only.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,13 +41,13 @@ def warm_up(backend: CpuBackend, quant_types: Collection[QuantType], progress: P
     """
     before = compiled_in_this_process()
     wanted = sorted({*quant_types, QuantType.F32})
-    steps: list[tuple[str, Callable[[], None]]] = [(f"{t.name} dots", lambda t=t: _dots(backend, t)) for t in wanted]
-    for n_tokens in _TOKENS:
-        rows = "one token" if n_tokens == 1 else "many tokens"
+    steps = [(f"{t.name} dots", partial(_dots, backend, t)) for t in wanted]
+    for n in _TOKENS:
+        rows = "one token" if n == 1 else "many tokens"
         steps += [
-            (f"linear, {rows}", lambda n=n_tokens: _linear(backend, wanted, n)),
-            (f"attention, {rows}", lambda n=n_tokens: _attention(backend, n)),
-            (f"experts, {rows}", lambda n=n_tokens: _experts(backend, wanted[0], n)),
+            (f"linear, {rows}", partial(_linear, backend, wanted, n)),
+            (f"attention, {rows}", partial(_attention, backend, n)),
+            (f"experts, {rows}", partial(_experts, backend, wanted[0], n)),
         ]
     for done, (what, step) in enumerate(steps):
         if progress is not None:

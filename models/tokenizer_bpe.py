@@ -6,6 +6,7 @@ Only plain text goes in: special tokens are cut out before (`models.tokenizer_sp
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import tokenizers
@@ -41,7 +42,7 @@ class ByteLevelBpe:
     def _drop_unmergeable(table: dict[str, int], vocab: Vocabulary, merges: list[tuple[str, str]]) -> None:
         """Take control tokens out of `table`, so that no plain text can become one, unless merges need them."""
         controls = {vocab.tokens[i] for i in vocab.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)} & table.keys()
-        for text in controls.difference(*merges, map("".join, merges)):
+        for text in controls.difference(chain.from_iterable(merges), map("".join, merges)):
             del table[text]
 
     def _build(self, table: dict[str, int], merges: list[tuple[str, str]], ignore_merges: bool) -> models.BPE:
@@ -60,7 +61,7 @@ class ByteLevelBpe:
         if self._absent_bytes and not self._absent_bytes.isdisjoint(raw := text.encode()):
             missing = min(self._absent_bytes & set(raw))
             raise UsageError(f"the vocabulary has no token for byte 0x{missing:02X}, which the text contains")
-        ids: list[int] = self._encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
         return ids
 
     def token_bytes(self, text: str) -> bytes:

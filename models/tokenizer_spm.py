@@ -85,7 +85,7 @@ class SentencePieceBpe:
         text = text.replace(" ", SPACE)
         if not self._any_char:
             self._check_chars(text)
-        ids: list[int] = self._encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
         return ids
 
     def space_was_added(self, at_start: bool, after_special: bool) -> bool:

@@ -39,14 +39,14 @@ _LLAMA_DEFAULT_IDS = {"bos": 1, "eos": 2, "unk": 0}
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`tokens[id]` may hold surrogate escapes for bytes that are not UTF-8.
+    """`tokens[id]` may hold surrogate escapes for bytes that are not UTF-8; a GGUF's packed array is kept as it is.
 
     `types` int8 [V], `scores` float32 [V] or None.
     `special_ids`: name of SPECIAL_IDS -> token id, only those that exist. `eos_ids`: the ends that a converter listed.
     """
 
     model: str
-    tokens: list[str]
+    tokens: Sequence[str]
     types: np.ndarray
     scores: np.ndarray | None
     special_ids: dict[str, int]
@@ -55,10 +55,9 @@ class Vocabulary:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], model: str) -> Vocabulary:
         """Raises GGUFError for a missing or contradictory table, and for a special id outside the vocabulary."""
-        texts = metadata.get("tokenizer.ggml.tokens")
-        if texts is None or isinstance(texts, (str, bytes)) or len(texts) == 0:
+        tokens = metadata.get("tokenizer.ggml.tokens")
+        if tokens is None or isinstance(tokens, (str, bytes)) or len(tokens) == 0:
             raise GGUFError("the file holds no vocabulary (tokenizer.ggml.tokens)")
-        tokens = list(texts)
         types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), "iu")
         scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens), "iuf")
         special_ids = _special_ids(metadata, model, len(tokens))
@@ -82,6 +81,7 @@ def encodable(tokens: Sequence[str]) -> dict[str, int]:
 
     Raises GGUFError when two tokens have the same text.
     """
+    tokens = list(tokens)
     table = {text: token_id for token_id, text in enumerate(tokens)}
     n_empty = tokens.count("")
     if len(table) != len(tokens) - max(n_empty - 1, 0):

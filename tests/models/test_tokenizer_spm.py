@@ -90,7 +90,8 @@ def test_merges_equal_sentencepieces_rule() -> None:
     for _ in range(40):
         chars = {char: -1000.0 - n for n, char in enumerate("abcd▁")}
         joint = {"".join(rng.choices("abcd▁", k=rng.randint(2, 5))) for _ in range(60)}
-        scores = chars | {text: -float(n) for n, text in enumerate(sorted(joint, key=lambda _: rng.random()))}
+        ranks = rng.sample(range(len(joint)), len(joint))
+        scores = chars | dict(zip(sorted(joint), map(float, ranks), strict=True))
         tokenizer = Tokenizer.from_metadata(sentencepiece(scores, add_space_prefix=False))
         for _ in range(40):
             text = "".join(rng.choices("abcd ", k=rng.randint(1, 40)))
@@ -108,6 +109,12 @@ def test_the_files_own_merges_win_over_scores() -> None:
     assert pieces(Tokenizer.from_metadata(metadata), "abc") == ["ab", "c"]
     metadata["tokenizer.ggml.merges"] = ["b c", "a b", "b missing"]
     assert pieces(Tokenizer.from_metadata(metadata), "abc") == ["a", "bc"]
+
+
+def test_the_files_own_merges_make_no_control_token() -> None:
+    metadata = sentencepiece({"<s": -1, "<": -2, "s": -3, ">": -4}, add_space_prefix=False)
+    metadata["tokenizer.ggml.merges"] = ["< s", "<s >"]
+    assert pieces(Tokenizer.from_metadata(metadata), "<s>") == ["<s", ">"]
 
 
 def test_byte_tokens_typed_as_text_are_read_as_bytes() -> None:
@@ -153,6 +160,13 @@ def test_decoding_gives_the_text_back(text: str) -> None:
 @pytest.mark.parametrize("text", ["\u2029", "👨‍👩‍👧‍👦", "\0", " user", "  user ", "[U]user", " [U] [U]user"])
 def test_odd_texts_come_back(text: str) -> None:
     assert LEGACY.decode(LEGACY.encode(text)) == text
+
+
+def test_a_bos_leaves_the_text_behind_it_at_the_start() -> None:
+    """Only the very first text gets a space under "first": what decoding takes away must look past the BOS."""
+    first = Tokenizer.from_metadata(sentencepiece(USER, BYTES) | {"pearl.tokenizer.space_prefix": "first"})
+    assert [first.token_text(i) for i in first.encode("user")] == ["<s>", "▁user"]
+    assert first.decode(first.encode("user")) == "user"
 
 
 def test_a_continuation_keeps_its_leading_space() -> None:

@@ -1,1 +1,1 @@
-"""Times of single ops by quant type and model shape, beside the machine's memory read rate: `python -m kernels.bench`."""
+"""Times of single ops by quant type and model shape, beside the memory read rate: `python -m kernels.bench`."""

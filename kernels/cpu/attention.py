@@ -1,9 +1,9 @@
 """Causal attention over the cache: flash-style blocks with an online softmax, for one token and for many.
 
 Work is cut into items that do not depend on the number of threads. One token: an item is one key/value head and CHUNK
-positions, so that a long cache is read once by all threads; partial results are merged in position order. Many tokens: an
-item is one key/value head and ITEM_ROWS query rows over all positions. All query heads of a group go through a block
-together, so each key and value is read from memory once. The inner loops are in attention_rows.
+positions, so that a long cache is read once by all threads; partial results are merged in position order. Many tokens:
+an item is one key/value head and ITEM_ROWS query rows over all positions. All query heads of a group go through a
+block together, so each key and value is read from memory once. The inner loops are in attention_rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _NO_SINKS = np.zeros(0, np.float32)
 # One call's numbers: inner loops (addresses), units of a key and a value row, the shape, and where the queries lie.
 _CALL = np.dtype(
     [
-        *((name, np.int64) for name in ("scores_1", "scores_n", "softmax", "values_1", "values_n", "k_units", "v_units")),
+        *(
+            (name, np.int64)
+            for name in ("scores_1", "scores_n", "softmax", "values_1", "values_n", "k_units", "v_units")
+        ),
         *((name, np.int64) for name in ("num_heads", "ratio", "head_dim", "value_dim", "start", "window")),
         *((name, np.int64) for name in ("q", "q_stride")),
     ]
@@ -61,8 +64,8 @@ def _earliest(position, window):
 def _block(call, scale, keys, values, n_positions, weights, q, out, states, visible):
     """Add one block to the running result of len(q) <= QUERIES query rows.
 
-    keys, values: (address, row bytes) of the block's first position; visible int64 [n, 2]: first and stop position of each
-    row, counted from there; q, out, states: addresses of each row.
+    keys, values: (address, row bytes) of the block's first position; visible int64 [n, 2]: first and stop position of
+    each row, counted from there; q, out, states: addresses of each row.
     """
     n, w, row_bytes, at = q.shape[0], weights.ctypes.data, 4 * BLOCK, scale.ctypes.data
     if n == QUERIES:
@@ -96,7 +99,9 @@ def _start_rows(call, g, rows, sinks, out, states):
 
 @njit(nogil=True, cache=True)
 def _attend_rows(call, scale, cache_k, cache_v, g, rows, positions, out, states):
-    """Query rows rows[0]..rows[1]-1 of key head g (row m = token m // ratio, head m % ratio of the group) over `positions`."""
+    """Query rows rows[0]..rows[1]-1 of key head g (row m = token m // ratio, head m % ratio of the group) over
+    `positions`.
+    """
     capacity, k_bytes, v_bytes = cache_k.shape[1], cache_k.shape[2], cache_v.shape[2]
     k_base = cache_k.ctypes.data + g * capacity * k_bytes
     v_base = cache_v.ctypes.data + g * capacity * v_bytes

@@ -1,9 +1,9 @@
 """The inner loops of attention over one block of at most BLOCK cache positions of one key/value head, as vector IR.
 
-Three steps a block: scores of QUERIES query rows against the keys, the online-softmax update of one row, and the weighted
-sum of values. Each is emitted for one cache type ("f32", "f16", "q8_0") and row unit: rows are read 32 components a step,
-or 8 where 32 does not divide the width. A query row's result is the same whether it is computed alone or beside others.
-Arguments are int64 addresses and counts; strides are in bytes.
+Three steps a block: scores of QUERIES query rows against the keys, the online-softmax update of one row, and the
+weighted sum of values. Each is emitted for one cache type ("f32", "f16", "q8_0") and row unit: rows are read 32
+components a step, or 8 where 32 does not divide the width. A query row's result is the same whether it is computed
+alone or beside others. Arguments are int64 addresses and counts; strides are in bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ BLOCK = 64
 QUERIES = 4
 """Query rows that share one read of a key or value: 4 rows x 4 vectors of values fill half of 32 registers."""
 
+
 def emit_scores(e: Emitter, arguments: tuple[Any, ...], queries: int, unit: int, dtype: str) -> None:
-    """out[i, p] = scale * q_i . k_p for `queries` float32 rows and n_positions rows of keys; out float32 [queries, BLOCK].
+    """out[i, p] = scale * q_i . k_p for `queries` float32 rows and n_positions rows of keys; out float32 [queries,
+    BLOCK].
 
     arguments: k, k_stride, n_positions, n_units, address of the float32 scale, out, then the address of each query row.
     """

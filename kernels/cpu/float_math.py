@@ -7,12 +7,23 @@ from typing import Any
 from kernels.cpu.vector_ir import I32, Emitter, vec
 
 # Cephes expf: Horner coefficients for e^r on |r| <= ln(2) / 2, and ln 2 split so that n * _LN2_HIGH is exact
-_EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1, 1.0, 1.0)
+_EXP_TERMS = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+    1.0,
+    1.0,
+)
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
 
 
 def emit_exp(e: Emitter, x: Any) -> Any:
-    """e^x within 2 units in the last place for lanes of x <= 88; below -87 it stays at e^-87, about 1.6e-38. NaN stays NaN."""
+    """e^x within 2 units in the last place for lanes of x <= 88; below -87 it stays at e^-87, about 1.6e-38. NaN stays
+    NaN.
+    """
     b, lanes = e.b, x.type.count
 
     def c(value: float) -> Any:

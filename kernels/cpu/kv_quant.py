@@ -26,7 +26,9 @@ def unit_of(width: int, dtype: str) -> int:
     if width % 32 == 0:
         return 32
     if width % 8 or dtype == "q8_0":
-        raise ValueError(f"a {dtype} KV cache takes head widths that {32 if dtype == 'q8_0' else 8} divides, got {width}")
+        raise ValueError(
+            f"a {dtype} KV cache takes head widths that {32 if dtype == 'q8_0' else 8} divides, got {width}"
+        )
     return 8
 
 

@@ -15,7 +15,7 @@ from kernels.backend import Weight
 from kernels.cpu.dots import DIRECT_TYPES
 from kernels.cpu.features import Target
 from kernels.cpu.matmul_dots import N_DOTS_ARGUMENTS, emit_dots
-from kernels.cpu.matmul_tile import block_columns, emit_tile, lanes_of, tile_block_bytes, tile_bytes
+from kernels.cpu.matmul_tile import block_columns, emit_tile, lanes_of, tile_bytes
 from kernels.cpu.native import address_of
 from kernels.cpu.native_call import call_native
 from kernels.cpu.quantize_activations import FORM_F32, form_of
@@ -35,8 +35,8 @@ TILE, DOTS, BLOCK, BLOCK_BYTES, FORM = range(5)
 class TileTable:
     """The tile kernels of one target by quant type id, compiled as `require` asks for them.
 
-    Row `id` of `functions` int64 [256, 5]: address of `tile` (0: no kernel), address of `dots`, weights a block, bytes a
-    block, FORM_* of the activations.
+    Row `id` of `functions` int64 [256, 5]: address of `tile` (0: no kernel), address of `dots`, weights a block, bytes
+    a block, FORM_* of the activations.
     """
 
     def __init__(self, target: Target) -> None:
@@ -59,7 +59,11 @@ class TileTable:
     def scratch(self, n_parts: int, n_cols: int, quant_types: Iterable[int]) -> tuple[int, int]:
         """(address, bytes a part) of workspace for one tile in each of n_parts threads, kept until the next call."""
         direct = [QuantType(t) for t in quant_types if QuantType(t) in DIRECT_TYPES]
-        sizes = [tile_bytes(t, n_cols, self.target.isa) for t in direct if n_cols % block_columns(t) == 0 or block_size(t) == 1]
+        sizes = [
+            tile_bytes(t, n_cols, self.target.isa)
+            for t in direct
+            if n_cols % block_columns(t) == 0 or block_size(t) == 1
+        ]
         part_bytes = -(-max(sizes, default=0) // 4096) * 4096 + 64
         if self._scratch.size < n_parts * part_bytes + 64:
             self._scratch = np.empty(n_parts * part_bytes + 64, np.uint8)
@@ -76,7 +80,8 @@ def tile_range(n_rows, lanes, part, n_parts):
 
 @njit(nogil=True, cache=True)
 def tile_rows(kernel, address, first, stop, n_cols, lanes, n_tokens, x_rows, out_rows, first_column, scratch):
-    """Rows first..stop-1 of the matrix at `address` times n_tokens records; row r goes to float column first_column + r.
+    """Rows first..stop-1 of the matrix at `address` times n_tokens records; row r goes to float column first_column +
+    r.
 
     kernel: a row of TileTable.functions. x_rows, out_rows: addresses of int64 arrays of addresses, one a token.
     """
@@ -89,7 +94,9 @@ def tile_rows(kernel, address, first, stop, n_cols, lanes, n_tokens, x_rows, out
 
 @njit(nogil=True, cache=True, parallel=True)
 def _matmul(functions, plan, lanes, n_cols, x_rows, out_rows, scratch, scratch_bytes, n_parts):
-    """plan int64 [n_weights, 4]: quant type id, address, rows, first column. x_rows int64 [3, T] by FORM_*, out_rows [T]."""
+    """plan int64 [n_weights, 4]: quant type id, address, rows, first column. x_rows int64 [3, T] by FORM_*, out_rows
+    [T].
+    """
     for part in prange(n_parts):
         for w in range(plan.shape[0]):
             kernel = functions[plan[w, 0]]
@@ -132,7 +139,8 @@ def matmul(
 def matmul_dequantized(
     address: int, quant_type: QuantType, n_rows: int, x: np.ndarray, out: np.ndarray, tiles: TileTable, n_parts: int
 ) -> None:
-    """out [T, n_rows] = x [T, n_cols] @ W^T for blocks of a type without a tile kernel, a slice of float32 rows at a time.
+    """out [T, n_rows] = x [T, n_cols] @ W^T for blocks of a type without a tile kernel, a slice of float32 rows at a
+    time.
 
     Rows of float32 x and out may lie apart; out is written.
     """

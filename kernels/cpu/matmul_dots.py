@@ -1,9 +1,9 @@
 """Products of one weight tile (see matmul_tile) with many tokens' activation records (see quantize_activations).
 
     void dots(tile, n_rows, n_cols, n_tokens, x_rows, out_rows, column_bytes)
-x_rows, out_rows: int64 arrays of addresses, one a token; out_rows[t] + column_bytes receives n_rows float32. Tokens go through
-in groups whose sums stay in registers; each (row, token) sum has one order, so it depends neither on the group's width nor
-on its other members.
+x_rows, out_rows: int64 arrays of addresses, one a token; out_rows[t] + column_bytes receives n_rows float32. Tokens go
+through in groups whose sums stay in registers; each (row, token) sum has one order, so it depends neither on the
+group's width nor on its other members.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def _sums_k(e: Emitter, quant_type: QuantType, tile: Any, n_cols: Any, tokens: S
 
         partial = e.loop(e.i64(256 // per_scale), [e.zero(floats)] * len(tokens), part)
         if minima:
-            partial = _minus_minima(e, e.at(at, (8 + n_scales) * panel), b.add(n_cols, b.shl(i, e.i64(5))), tokens, partial)
+            partial = _minus_minima(
+                e, e.at(at, (8 + n_scales) * panel), b.add(n_cols, b.shl(i, e.i64(5))), tokens, partial
+            )
         d_at = b.add(b.add(n_cols, b.lshr(n_cols, e.i64(3))), b.shl(i, e.i64(2)))
         return [
             e.fma(p, _splat_float(e, b.add(record, d_at), lanes), s)

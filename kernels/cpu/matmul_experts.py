@@ -1,7 +1,8 @@
 """Grouped experts for many tokens: every thread takes the same share of each expert's rows and all of its tokens.
 
-An expert's tile is decoded once and used for the tokens of its group, so work is balanced however unevenly tokens fall on
-experts. For one token or a few, experts.py reads the blocks directly. A pair's result depends on its expert and token only.
+An expert's tile is decoded once and used for the tokens of its group, so work is balanced however unevenly tokens fall
+on experts. For one token or a few, experts.py reads the blocks directly. A pair's result depends on its expert and
+token only.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def _gate_up(
     functions, matrices, types, ids, offsets, which, lanes, n_cols, x_rows, h_rows, u_rows, width, silu, scratch,
     scratch_bytes, n_parts,
 ):  # fmt: skip
-    """matrices int64 [2, E] addresses and types [2, E] of gate and up; x_rows int64 [3, P] by FORM_*, h_rows, u_rows [P]."""
+    """matrices int64 [2, E] addresses and types [2, E] of gate and up; x_rows int64 [3, P] by FORM_*, h_rows, u_rows
+    [P].
+    """
     for part in prange(n_parts):
         first, stop = tile_range(width, lanes, part, n_parts)
         place = scratch + part * scratch_bytes
@@ -48,8 +51,8 @@ def _gate_up(
 
 @njit(nogil=True, cache=True, parallel=True)
 def _down(
-    functions, down, types, ids, offsets, which, lanes, n_cols, x_rows, d_rows, width, quantize_32, quantize_256, scratch,
-    scratch_bytes, n_parts,
+    functions, down, types, ids, offsets, which, lanes, n_cols, x_rows, d_rows, width, quantize_32, quantize_256,
+    scratch, scratch_bytes, n_parts,
 ):  # fmt: skip
     """Quantise the listed pairs of h, then multiply; x_rows int64 [3, P]: h and its records by FORM_*."""
     for part in prange(n_parts):
@@ -86,8 +89,8 @@ def gate_up_many(
 ) -> None:
     """h[pair] = silu(gate x) * (up x) for the pairs of the groups in `which`; h float32 [P, F] is written there only.
 
-    records: (address, stride) of the tokens' activations by FORM_*, flat: f32, q8_32, q8_256. u: workspace like h. silu:
-    address of `void silu_mul(gate, up, n)`. Groups whose gate or up has no tile kernel are left alone.
+    records: (address, stride) of the tokens' activations by FORM_*, flat: f32, q8_32, q8_256. u: workspace like h.
+    silu: address of `void silu_mul(gate, up, n)`. Groups whose gate or up has no tile kernel are left alone.
     """
     types = np.stack([table.gate_types, table.up_types])
     used = set(np.unique(types).tolist())
@@ -113,8 +116,9 @@ def down_many(
 ) -> None:
     """d[pair] = down h[pair] for the pairs of the groups in `which`; d float32 [P, D] is written there only.
 
-    records: (address, stride) of h itself (f32), and of its q8_32 and q8_256 records, flat; those with a `quantizers` address
-    by FORM_* (else 0) are filled here for the listed pairs. Groups whose down has no tile kernel are left alone.
+    records: (address, stride) of h itself (f32), and of its q8_32 and q8_256 records, flat; those with a `quantizers`
+    address by FORM_* (else 0) are filled here for the listed pairs. Groups whose down has no tile kernel are left
+    alone.
     """
     used = set(np.unique(table.down_types).tolist())
     tiles.require(used)

@@ -1,13 +1,14 @@
 """Weight tiles for many tokens: LANES rows decoded once into bytes that stand lane by lane, then used for every token.
 
-A tile is a sequence of blocks of 32 (legacy types), 256 (K types) or 8 (float types) columns. Within a block come panels: a
-panel is 8 four-byte words of each row, transposed, [8][lanes] words, so that one vector holds the same word of all rows:
+A tile is a sequence of blocks of 32 (legacy types), 256 (K types) or 8 (float types) columns. Within a block come
+panels: a panel is 8 four-byte words of each row, transposed, [8][lanes] words, so that one vector holds the same word
+of all rows:
     legacy   quants 1 panel; d float32 [lanes]; m float32 [lanes] if the type has minima
-    K        quants 8 panels; scales d * scale float32 1 panel (a scale per 32 weights) or 2 (per 16); integer minima, two
-             int16 a word, 1 panel, and -dmin float32 [lanes], both only where a block has minima
+    K        quants 8 panels; scales d * scale float32 1 panel (a scale per 32 weights) or 2 (per 16); integer minima,
+             two int16 a word, 1 panel, and -dmin float32 [lanes], both only where a block has minima
     float    1 panel of float32
-Quants with a sign are stored plus 128 where the dot instruction wants an unsigned side (`is_biased`). The products are in
-matmul_dots.
+Quants with a sign are stored plus 128 where the dot instruction wants an unsigned side (`is_biased`). The products are
+in matmul_dots.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from kernels.cpu import dot_k, dot_legacy
 from kernels.cpu.dot_float import FLOAT_TYPES, load_float, load_floats
-from kernels.cpu.vector_ir import F32, I8, I16, I32, V16I16, V32I8, Emitter, vec
+from kernels.cpu.vector_ir import F32, I8, I32, V16I16, V32I8, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes, block_size
 
 SCALE_PER_32 = (QuantType.Q4_K, QuantType.Q5_K, QuantType.IQ4_XS)
@@ -37,7 +38,8 @@ def is_biased(quant_type: QuantType, isa: str) -> bool:
 
 
 def has_minima(quant_type: QuantType, isa: str) -> bool:
-    """Whether blocks carry something that multiplies sums of activations. A bias of a K type is undone there as well."""
+    """Whether blocks carry something that multiplies sums of activations. A bias of a K type is undone there as well.
+    """
     if quant_type in dot_k.UNPACK:
         return quant_type != QuantType.IQ4_XS or is_biased(quant_type, isa)
     return quant_type in _LEGACY_MINIMA
@@ -70,8 +72,8 @@ def tile_bytes(quant_type: QuantType, n_cols: int, isa: str) -> int:
 def _transpose_panel(e: Emitter, source: Any, target: Any, lanes: int) -> None:
     """Write the 8 words of `lanes` rows at `source` [lanes][8] as `target` [8][lanes].
 
-    Three perfect shuffles of 8 vectors transpose 8 x 8 words. With 16 lanes, vector r holds rows r and r + 8, one in each
-    half, and the halves are transposed side by side.
+    Three perfect shuffles of 8 vectors transpose 8 x 8 words. With 16 lanes, vector r holds rows r and r + 8, one in
+    each half, and the halves are transposed side by side.
     """
     halves = lanes // 8
     rows = [[e.load(e.at(source, 32 * (r + 8 * h)), vec(I32, 8), 32) for h in range(halves)] for r in range(8)]
@@ -161,9 +163,7 @@ def _emit_quantised(
     e.loop(b.udiv(n_cols, e.i64(block_size(quant_type))), [], block)
 
 
-def _emit_float(
-    e: Emitter, quant_type: QuantType, w: Any, row_bytes: Any, n_rows: Any, n_cols: Any, tile: Any
-) -> None:
+def _emit_float(e: Emitter, quant_type: QuantType, w: Any, row_bytes: Any, n_rows: Any, n_cols: Any, tile: Any) -> None:
     """Panels of 8 columns; the columns that are left over go one by one into the last panel."""
     b, lanes, size = e.b, lanes_of(e.isa), block_bytes(quant_type)
     rows = _workspace(e, 32 * lanes)
@@ -196,7 +196,8 @@ def _emit_float(
 
 
 def emit_tile(quant_type: QuantType) -> Callable[..., None]:
-    """Emits `void tile(w, row_bytes, n_rows, n_cols, tile)`: decode n_rows (1..lanes) rows of blocks at w into `tile`."""
+    """Emits `void tile(w, row_bytes, n_rows, n_cols, tile)`: decode n_rows (1..lanes) rows of blocks at w into `tile`.
+    """
     emit = _emit_float if quant_type in FLOAT_TYPES else _emit_quantised
 
     def body(e: Emitter, w: Any, row_bytes: Any, n_rows: Any, n_cols: Any, tile: Any) -> None:

@@ -1,4 +1,4 @@
-"""Rotary position embedding of queries and keys, and the write of keys and values into the cache, in one compiled call."""
+"""Rotary position embedding of queries and keys, and the write of keys and values into the cache, in one call."""
 
 from __future__ import annotations
 

@@ -127,9 +127,7 @@ def route(
     topk_ids, topk_weights = np.empty(shape, np.int32), np.empty(shape, np.float32)
     bias = _NO_BIAS if selection_bias is None else selection_bias
     gating, groups = _GATINGS[spec.gating], (spec.num_groups, spec.num_groups_used)
-    failed = _route(
-        router_logits, bias, gating, spec.norm_topk_prob, spec.scale, *groups, topk_ids, topk_weights
-    )
+    failed = _route(router_logits, bias, gating, spec.norm_topk_prob, spec.scale, *groups, topk_ids, topk_weights)
     if failed >= 0:
         raise ValueError(f"router logits of token {failed} are not numbers")
     return topk_ids, topk_weights

@@ -233,10 +233,11 @@ def test_an_empty_group_is_nothing() -> None:
     table, _ = expert_table()
     x = 0.1 * activations(5, D)
     groups = ExpertGroups(
-        np.array([2, 3], np.int32), np.array([0, 0, 5], np.int32), np.arange(5, dtype=np.int32), np.zeros((5, 1), np.int32)
+        np.array([2, 3], np.int32),
+        np.array([0, 0, 5], np.int32),
+        np.arange(5, dtype=np.int32),
+        np.zeros((5, 1), np.int32),
     )
     h, d = run_experts(x, table, groups, [0, 1], 2)
     assert np.isfinite(h).all()
     assert np.isfinite(d).all()
-
-

@@ -17,6 +17,7 @@ from models.expert_store import ExpertStore
 from models.gguf import GGUFModel
 from models.kv_cache import KVCache
 from models.loader import load_model, non_expert_bytes
+from pearl_cli.cache_dir import cache_dir
 from pearl_cli.engine import Engine
 from pearl_cli.host_memory import available_bytes, peak_rss_bytes, rss_bytes
 from pearl_cli.memory_plan import (
@@ -33,6 +34,7 @@ from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.disk_reader import DiskReader
 from pearl_cli.residency.eviction import make_policy
 from pearl_cli.residency.throttle import Throttle
+from pearl_cli.residency.usage_profile import UsageProfile, profile_path
 from pearl_cli.routing.exact import ExactRouting
 
 DEFAULT_EVICT = "lfru"  # best causal policy of the replayed traces at most sizes, and never far behind
@@ -57,9 +59,12 @@ class OpenedEngine:
     predictor: str
     routing: str
     expert_bytes_total: int
+    profile: UsageProfile | None
     _reader: DiskReader
 
     def close(self) -> None:
+        if self.profile is not None:
+            self.profile.save(self.controller.layers)
         self.controller.close()
         self._reader.close()
         self.gguf.close()
@@ -79,15 +84,17 @@ def open_engine(
     default_budget: Size | None = None,
     notify: Callable[[str], None] | None = None,
     progress: Progress | None = None,
+    use_profile: bool = False,
 ) -> OpenedEngine:
-    """Open `model` as `options` say. `default_budget` holds where neither --ram nor --budget is given.
+    """Open `model` as `options` say. `default_budget` holds where neither --ram nor --budget is given; `use_profile`
+    loads the experts that earlier sessions used most, and adds this session's use at the end.
 
     What the process already weighs counts under the ceiling, so make the tokenizer before. Raises the errors of reading
     and planning.
     """
     gguf = model if isinstance(model, GGUFModel) else GGUFModel.open(model)
     try:
-        return _open(gguf, options, default_budget, notify, progress)
+        return _open(gguf, options, default_budget, notify, progress, use_profile)
     except BaseException:
         gguf.close()
         raise
@@ -99,6 +106,7 @@ def _open(
     default_budget: Size | None,
     notify: Callable[[str], None] | None,
     progress: Progress | None,
+    use_profile: bool,
 ) -> OpenedEngine:
     config = ModelConfig.from_gguf(gguf)
     threads = options.threads or len(os.sched_getaffinity(0))
@@ -108,6 +116,7 @@ def _open(
     loaded = load_model(gguf, backend)
     cache = loaded.new_cache(plan.needs.context, options.cache_type_k, options.cache_type_v)
     evict = DEFAULT_EVICT if options.evict == "auto" else options.evict
+    profile = _profile_of(gguf, config, notify) if use_profile or evict == "static" else None
     throttle = Throttle(options.throttle.n_bytes) if options.throttle is not None else None
     reader = DiskReader(gguf.paths, throttle, notify)
     try:
@@ -117,7 +126,7 @@ def _open(
             (config.hidden_size, config.moe_intermediate_size),
             loaded.routers,
             backend,
-            make_policy(evict, seed=max(options.seed, 0)),
+            make_policy(evict, profile.counts if profile is not None else None, max(options.seed, 0)),
             ExactRouting(backend),
             reader.read,
             options.io_threads or DEFAULT_IO_THREADS,
@@ -139,23 +148,32 @@ def _open(
         predictor="none",
         routing="exact",
         expert_bytes_total=places.expert_bytes_total,
+        profile=profile if use_profile else None,
         _reader=reader,
     )
-    if plan.all_resident:
-        try:
-            _load_all(controller, places, progress)
-        except BaseException:
-            opened.close()
-            raise
+    try:
+        _load_at_start(opened, places, progress)
+    except BaseException:
+        opened.close()
+        raise
     return opened
+
+
+def _profile_of(
+    gguf: GGUFModel, config: ModelConfig, notify: Callable[[str], None] | None
+) -> UsageProfile | None:
+    folder = cache_dir()
+    if folder is None:
+        return None
+    shape = (config.num_layers, config.router.num_experts)
+    return UsageProfile(profile_path(gguf.paths[0], folder), shape, notify)
 
 
 def _make_backend(threads: int, gguf: GGUFModel, progress: Progress | None) -> CpuBackend:
     backend = CpuBackend(threads)
-    warmup = getattr(backend, "warmup", None)
-    if warmup is not None:
-        types = {info.quant_type for info in gguf.tensors.values()}
-        warmup(types, (lambda name, done, total: progress("compile", done, total)) if progress is not None else None)
+    types = {info.quant_type for info in gguf.tensors.values()}
+    told = (lambda name, done, total: progress("compile", done, total)) if progress is not None else None
+    backend.warmup(types, told)
     return backend
 
 
@@ -185,8 +203,15 @@ def plan_run(
     )
 
 
-def _load_all(controller: ResidencyController, places: ExpertPlaces, progress: Progress | None) -> None:
-    done, total = 0, places.expert_bytes_total
+def _load_at_start(opened: OpenedEngine, places: ExpertPlaces, progress: Progress | None) -> None:
+    """All experts where they fit, else those that earlier sessions used most; in the order of the files."""
+    controller, pairs = opened.controller, places.in_file_order()
+    if opened.profile is not None:
+        opened.profile.seed(controller.layers)
+    if not opened.plan.all_resident:
+        hot = opened.profile.hottest(controller.layers) if opened.profile is not None else set()
+        pairs = [pair for pair in pairs if pair in hot]
+    done, total = 0, sum(place.n_bytes for layer, expert in pairs for place in places.places[layer][expert])
 
     def landed(n_bytes: int) -> None:
         nonlocal done
@@ -194,4 +219,4 @@ def _load_all(controller: ResidencyController, places: ExpertPlaces, progress: P
         if progress is not None:
             progress("load", done, total)
 
-    controller.load_experts(places.in_file_order(), landed)
+    controller.load_experts(pairs, landed)

@@ -67,6 +67,9 @@ class ModelConfig:
     leading_dense: int = 0  # layers before the first with experts
     sliding_window: int = 0  # positions that attention sees, 0: all
     attention_scale: float = 1.0  # on query times key
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # on what each half of a block adds
+    logit_divisor: float = 1.0
     latent: LatentConfig | None = None  # then head_dim and value_dim are those of the cache
     defaults_used: tuple[str, ...] = ()
     unread_keys: tuple[str, ...] = ()
@@ -106,6 +109,7 @@ class ModelConfig:
             leading_dense=values.get("leading_dense", 0),
             attention_scale=values.get("attention_scale", 0.0) or values["head_dim"] ** -0.5,
             latent=latent,
+            **_factors(values),
             defaults_used=tuple(reader.defaults_used),
             unread_keys=unread,
             **{field: values[field] for field in _PLAIN_FIELDS},
@@ -135,7 +139,6 @@ _POSITIVE = (
     "num_experts",
     "num_experts_per_tok",
     "moe_intermediate_size",
-    "shared_intermediate_size",
     "n_rot",
     "rms_norm_eps",
     "rope_theta",
@@ -189,6 +192,7 @@ def _check_sizes(v: dict[str, Any], where: str, n_tensors: int) -> None:
         <= v["num_experts"],
         f"{v['n_rot']} rotated components in heads of {v['head_dim']}": v["n_rot"] <= v["head_dim"]
         and v["n_rot"] % 2 == 0,
+        f"a shared expert of width {_shared_width(v)}": _shared_width(v) >= 0,
         f"{v.get('leading_dense', 0)} of {v['num_layers']} layers without experts": (
             0 <= v.get("leading_dense", 0) < v["num_layers"]
         ),
@@ -222,6 +226,11 @@ def _vocab_size(model: GGUFModel, reader: ConfigReader, hidden_size: int) -> int
             f"the metadata says [{hidden_size}, {declared}]"
         )
     return int(declared)
+
+
+def _factors(v: dict[str, Any]) -> dict[str, Any]:
+    """Constant factors; 0 means "not set" in files."""
+    return {field: v.get(field, 0.0) or 1.0 for field in ("embedding_scale", "residual_scale", "logit_divisor")}
 
 
 def _shared_width(v: dict[str, Any]) -> int:

@@ -187,6 +187,27 @@ ARCHITECTURES: dict[str, Architecture] = {
             "rope.scaling.yarn_log_multiplier",
         ),
     ),
+    "granitemoe": Architecture(
+        rope_interleaved=True,
+        fields=COMMON
+        | {
+            "shared_intermediate_size": Key("expert_shared_feed_forward_length", int, 0, "no shared expert"),
+            "attention_scale": Key("attention.scale", float, 0.0, "head width^-0.5"),
+            "embedding_scale": Key("embedding_scale", float, 1.0, "no scaling"),
+            "residual_scale": Key("residual_scale", float, 1.0, "no scaling"),
+            "logit_divisor": Key("logit_scale", float, 1.0, "no scaling"),
+        },
+        # In this architecture llama.cpp takes "not finetuned" for "no rotation at all".
+        neutral=_without(
+            NEUTRAL,
+            "attention.scale",
+            "embedding_scale",
+            "expert_shared_feed_forward_length",
+            "logit_scale",
+            "residual_scale",
+        )
+        | {"rope.scaling.finetuned": (True,)},
+    ),
     "llama": Architecture(rope_interleaved=True, fields=COMMON, neutral=NEUTRAL),
     "olmoe": Architecture(
         rope_interleaved=False,

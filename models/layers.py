@@ -136,10 +136,13 @@ class Block:
 
     attn: SelfAttention
     ffn: FeedForward
+    residual_scale: float = 1.0  # on what each half adds
 
     def __call__(
         self, backend: Backend, x: Array, kv: KVLayer, rope: RopeTable, start: int, provider: ExpertProvider
     ) -> Array:
         """The stream [T, D] after this layer; writes keys and values into `kv`."""
-        x = x + self.attn(backend, x, kv, rope, start)
-        return x + self.ffn(backend, x, provider)
+        added = self.attn(backend, x, kv, rope, start)
+        x = x + (added if self.residual_scale == 1.0 else added * self.residual_scale)
+        added = self.ffn(backend, x, provider)
+        return x + (added if self.residual_scale == 1.0 else added * self.residual_scale)

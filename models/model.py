@@ -75,6 +75,8 @@ class Model:
         provider.begin(token_ids, start, phase)
         try:
             x = self.backend.embed(self.token_embd, token_ids)
+            if self.config.embedding_scale != 1.0:
+                x = x * self.config.embedding_scale
             for block, kv in zip(self.blk, cache.layers, strict=True):
                 x = block(self.backend, x, kv, cache.rope, start, provider)
             result = self._logits(x, logits)
@@ -91,4 +93,6 @@ class Model:
         rows = x[-1:] if which == "last" else x
         a = self.backend.norm(rows, self.output_norm, self.config.rms_norm_eps, readers=(self.output,))
         out = self.backend.to_host(self.backend.linear(a, self.output))
+        if self.config.logit_divisor != 1.0:
+            out = out / np.float32(self.config.logit_divisor)
         return out[0] if which == "last" else out

@@ -41,6 +41,12 @@ LATENT = {
     "num_hidden_layers": 3,
     "rms_norm_eps": 1e-6,
 }
+GRANITE_FACTORS = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 3.0,
+}
 FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "olmoe": (
         transformers.OlmoeConfig,
@@ -99,6 +105,22 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             "topk_group": 2,
         },
     ),
+    "granitemoe": (
+        transformers.GraniteMoeConfig,
+        transformers.GraniteMoeForCausalLM,
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32, **GRANITE_FACTORS},
+    ),
+    "granitemoe_shared": (
+        transformers.GraniteMoeSharedConfig,
+        transformers.GraniteMoeSharedForCausalLM,
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 32,
+            "shared_intermediate_size": 48,
+            **GRANITE_FACTORS,
+        },
+    ),
     "llama": (
         transformers.MixtralConfig,
         transformers.MixtralForCausalLM,
@@ -122,7 +144,9 @@ def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:
                 parameter.copy_(1.0 + 0.3 * torch.randn_like(parameter))
             else:
                 # Wide enough that attention and the router decide something, not so wide that they saturate.
-                parameter.normal_(0.0, 0.25 if "gate.weight" in name else parameter.shape[-1] ** -0.5)
+                parameter.normal_(
+                    0.0, 0.25 if "gate.weight" in name or "router" in name else parameter.shape[-1] ** -0.5
+                )
         for _, bias in selection_biases(model):
             bias.copy_(0.2 * torch.randn_like(bias))
     return model
@@ -218,6 +242,15 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
     if architecture == "deepseek2":
         keys |= latent_metadata(config)
+    if architecture == "granitemoe":
+        keys |= {
+            "attention.scale": config.attention_multiplier,
+            "embedding_scale": config.embedding_multiplier,
+            "residual_scale": config.residual_multiplier,
+            "logit_scale": config.logits_scaling,
+        }
+        if hasattr(config, "shared_intermediate_size"):
+            keys["expert_shared_feed_forward_length"] = config.shared_intermediate_size
     if architecture == "qwen2moe":
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
         keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
@@ -270,6 +303,8 @@ NAMES = {
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.kv_b_proj": "attn_kv_b",
     "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
@@ -299,16 +334,20 @@ def gguf_tensors(model: Any, architecture: str, expanded: bool = False) -> Itera
             yield OUTER_NAMES[name], array
             continue
         _, _, layer, rest = name.split(".", 3)
-        if rest == "mlp.experts.gate_up_proj":  # [E, 2 F, D]: gate rows first
+        if rest == "shared_mlp.input_linear.weight":  # [2 F, D]: gate rows first
+            width = array.shape[0] // 2
+            yield f"blk.{layer}.ffn_gate_shexp.weight", array[:width]
+            yield f"blk.{layer}.ffn_up_shexp.weight", array[width:]
+        elif rest.endswith(".experts.gate_up_proj"):  # [E, 2 F, D]: gate rows first
             width = array.shape[1] // 2
             yield f"blk.{layer}.ffn_gate_exps.weight", array[:, :width]
             yield f"blk.{layer}.ffn_up_exps.weight", array[:, width:]
-        elif rest == "mlp.experts.down_proj":
+        elif rest.endswith(".experts.down_proj"):
             yield f"blk.{layer}.ffn_down_exps.weight", array
         else:
             stem, kind = rest.rsplit(".", 1)
             own = NAMES[stem]
-            if architecture == "llama" and own in heads:
+            if architecture in ("llama", "granitemoe") and own in heads:
                 array = permute_rows(array, heads[own])
             if own == "attn_kv_b" and not expanded:
                 yield from split_expansion(f"blk.{layer}", array, model.config)

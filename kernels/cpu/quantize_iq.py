@@ -27,8 +27,9 @@ def _search(x, values, borders, d):
         if largest < np.float32(1e-15):
             continue
         best = zero
-        for step in range(-_TRIES, _TRIES + 1):
-            inverse = (np.float32(step) + values[0]) / signed
+        for step in range(-_TRIES, _TRIES + 2):
+            # The last try turns the table round: the largest weight at its positive end.
+            inverse = (np.float32(step) + values[0]) / signed if step <= _TRIES else -values[0] / signed
             sum_xq = zero
             sum_q2 = zero
             for i in range(32):

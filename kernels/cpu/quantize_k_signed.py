@@ -1,7 +1,8 @@
 """Quantisers of the K types with a signed scale and no minimum: Q6_K and Q3_K (16 sub-blocks of 16 weights).
 
 For each sub-block several step sizes around the largest weight are tried; given the rounded codes l the best scale is sum(w x l) / sum(w l l)
-with weights w = x * x, and the step that leaves the least weighted error is kept. Scales are then quantised against the super-block's largest,
+with weights w = x * x
+(for Q3_K, whose steps are coarse, plus half the sub-block's mean square), and the step that leaves the least weighted error is kept. Scales are then quantised against the super-block's largest,
 moved by one where that is better under what is really stored, and the codes rounded again.
 """
 
@@ -15,7 +16,7 @@ _FAST = {"reassoc", "nsz", "contract"}
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
-def _search(x, sub, half, scales):
+def _search(x, sub, half, mean_weight, scales):
     """Best scale of every sub-block for codes -half .. half - 1 (`sub` weights each, a run-time number so that LLVM
     vectorises the loops over them instead of unrolling). The largest weight's code is -half at the middle step."""
     # Local contiguous buffers: loops over them vectorise, loops over x[b, s * sub + i] do not.
@@ -29,12 +30,16 @@ def _search(x, sub, half, scales):
         for s in range(x.shape[1] // sub):
             low = zero
             high = zero
+            square = zero
             for i in range(sub):
                 v[i] = x[b, s * sub + i]
-                w[i] = v[i] * v[i]
-                wx[i] = w[i] * v[i]
+                square += v[i] * v[i]
                 low = min(low, v[i])
                 high = max(high, v[i])
+            base = np.float32(mean_weight) * square / np.float32(sub)
+            for i in range(sub):
+                w[i] = base + v[i] * v[i]
+                wx[i] = w[i] * v[i]
             signed = high if high > -low else low
             scales[b, s] = zero
             if abs(signed) < np.float32(1e-15):
@@ -54,7 +59,7 @@ def _search(x, sub, half, scales):
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
-def _refine(x, sub, half, scale_half, d, scale_codes):
+def _refine(x, sub, half, mean_weight, scale_half, d, scale_codes):
     """Move each stored scale by at most one to where the weighted error of the rounded weights is least."""
     v = np.empty(sub, np.float32)
     w = np.empty(sub, np.float32)
@@ -63,9 +68,13 @@ def _refine(x, sub, half, scale_half, d, scale_codes):
     top = np.float32(half - 1)
     for b in range(x.shape[0]):
         for s in range(x.shape[1] // sub):
+            square = zero
             for i in range(sub):
                 v[i] = x[b, s * sub + i]
-                w[i] = v[i] * v[i]
+                square += v[i] * v[i]
+            base = np.float32(mean_weight) * square / np.float32(sub)
+            for i in range(sub):
+                w[i] = base + v[i] * v[i]
             scale_code = np.int32(scale_codes[b, s])
             best = np.float32(np.inf)
             for attempt in range(max(scale_code - 1, -scale_half), min(scale_code + 1, scale_half - 1) + 1):
@@ -93,17 +102,17 @@ def _codes(x, half, steps, codes):
                 codes[b, i] = np.uint8(code + np.float32(half))
 
 
-def _quantize(x: np.ndarray, half: int, scale_half: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _quantize(x: np.ndarray, half: int, mean_weight: float, scale_half: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(d as float16 [n], signed scale codes -scale_half .. scale_half - 1 [n, 16], codes [n, 256])."""
     blocks = x.reshape(-1, SUPER)
     scales = np.empty((blocks.shape[0], SUPER // SUB), np.float32)
-    _search(blocks, SUB, half, scales)
+    _search(blocks, SUB, half, mean_weight, scales)
     largest = np.take_along_axis(scales, np.abs(scales).argmax(axis=1)[:, None], axis=1)
     inverse = np.divide(np.float32(-scale_half), largest, out=np.zeros_like(largest), where=np.abs(largest) > 1e-15)
     scale_codes = np.clip(np.rint(scales * inverse), -scale_half, scale_half - 1).astype(np.int8)
     d = np.divide(np.float32(1), inverse, out=np.zeros_like(inverse), where=inverse != 0).astype("<f2")
     rounded = d.astype(np.float32)
-    _refine(blocks, SUB, half, scale_half, rounded[:, 0].copy(), scale_codes)
+    _refine(blocks, SUB, half, mean_weight, scale_half, rounded[:, 0].copy(), scale_codes)
     codes = np.empty(blocks.shape, np.uint8)
     _codes(blocks, half, rounded * scale_codes, codes)
     return d[:, 0], scale_codes, codes
@@ -115,7 +124,7 @@ def quantize_q6_k(x: np.ndarray) -> np.ndarray:
     In each half of 128 weights: byte i (0..31) has the nibbles of weights i and 64 + i, byte 32 + i those of 32 + i and 96 + i;
     high byte i the upper bits of weights i, 32 + i, 64 + i, 96 + i from its lowest pair up.
     """
-    d, scale_codes, codes = _quantize(x, 32, 128)
+    d, scale_codes, codes = _quantize(x, 32, 0.0, 128)
     out = np.empty((codes.shape[0], 210), np.uint8)
     quarters = codes.reshape(-1, 2, 4, 32)
     low = quarters & 15
@@ -133,7 +142,7 @@ def quantize_q3_k(x: np.ndarray) -> np.ndarray:
     Bit k of third-bit byte i belongs to weight 32 * k + i. Scales are stored plus 32: bytes 0-7 hold the low nibbles of scale i and 8 + i,
     bytes 8-11 the upper bit pairs of scales i, 4 + i, 8 + i, 12 + i.
     """
-    d, scale_codes, codes = _quantize(x, 4, 32)
+    d, scale_codes, codes = _quantize(x, 4, 0.5, 32)
     out = np.empty((codes.shape[0], 110), np.uint8)
     eighths = codes.reshape(-1, 8, 32)
     out[:, :32] = np.bitwise_or.reduce((eighths >> 2) << np.arange(8, dtype=np.uint8)[:, None], axis=1)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernels.cpu.warmup import compiled_in_this_process
 from models.gguf import GGUFModel
 from models.tokenizer import Tokenizer
 from pearl_cli.engine import Engine
@@ -67,18 +68,21 @@ def open_session(options: RunOptions, terminal: Terminal) -> Iterator[Session]:
         yield Session("the embedded demo model" if is_demo else path.name, opened, tokenizer, terminal)
 
 
-class _Stages:
-    """Progress of opening: one bar a stage; compiling is always said, because it happens once a machine."""
+_STAGES = {"compile": "compiling kernels (first run on this machine)", "load": "loading experts"}
 
-    _LABELS = {"compile": "compiling kernels (first run on this machine)", "load": "loading experts"}  # noqa: RUF012
+
+class _Stages:
+    """Progress of opening, one bar a stage. Kernels that only come out of the cache are not worth a word."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._bars: dict[str, Progress] = {}
 
     def __call__(self, stage: str, done: int, total: int) -> None:
+        if stage == "compile" and not compiled_in_this_process():
+            return
         if stage not in self._bars:
-            self._bars[stage] = Progress(self._terminal, self._LABELS[stage])
+            self._bars[stage] = Progress(self._terminal, _STAGES[stage])
         self._bars[stage](done, total)
 
 

@@ -33,7 +33,8 @@ from pearl_cli.sampling_options import sampling_options
 @click.option("--chat-template-file", "--template", type=click.Path(path_type=Path), help="The same, from a file.")
 @click.option("--chat-template-kwargs", metavar="JSON", help="Further template variables, as a JSON object.")
 @click.option("-co", "--color", type=click.Choice(["on", "off", "auto"]), default="auto", show_default=True)
-@click.option("--show-timings/--no-show-timings", default=None, help="A line of timings after each reply.  [default: on a terminal]")  # fmt: skip
+@click.option("--show-timings/--no-show-timings", default=None,
+              help="A line of timings after each reply.  [default: on a terminal]")  # fmt: skip
 @sampling_options
 def command(
     options: RunOptions,
@@ -58,6 +59,7 @@ def command(
     from pearl_cli.terminal import Terminal
     from pearl_cli.text_file import read_text
 
+    system = read_text(system_prompt_file) if system_prompt_file is not None else system_prompt
     first = read_text(file) if file is not None else prompt
     if single_turn and first is None and sys.stdin.isatty():
         raise UsageError("--single-turn needs a message: give -p TEXT or -f FILE, or pipe one in")
@@ -67,7 +69,7 @@ def command(
     with open_session(options, terminal) as session:
         template = ChatTemplate.from_metadata(session.opened.gguf.metadata, session.tokenizer, override)
         chat = Chat(session, template, sampling, predict, reverse_prompt, variables)
-        chat.conversation.system = read_text(system_prompt_file) if system_prompt_file is not None else system_prompt
+        chat.conversation.system = system
         repl = Repl(chat, terminal.err_is_tty if show_timings is None else show_timings)
         if repl.interactive and not single_turn:
             terminal.note(f"{session.name}: {_about(session.opened)}; /help for commands")

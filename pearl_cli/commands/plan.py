@@ -1,0 +1,59 @@
+"""Show where the bytes of a run would go under a ceiling, and the least ceiling that works. Loads no weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pearl_cli.options import RunOptions, run_options
+
+
+@click.command(name="plan", help=__doc__)
+@click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[MODEL]")
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def command(options: RunOptions, file: Path | None, as_json: bool) -> None:
+    record = plan_record(dataclasses.replace(options, model=file or options.model))
+    if as_json:
+        click.echo(json.dumps(record, indent=1))
+        return
+    for name, value in record.items():
+        if name.endswith("_bytes"):
+            click.echo(f"{name.removesuffix('_bytes').replace('_', ' '):<28} {value / 2**20:10.1f} MiB")
+        else:
+            click.echo(f"{name.replace('_', ' '):<28} {value:>10}")
+
+
+def plan_record(options: RunOptions) -> dict[str, Any]:
+    """The plan as a flat record; raises what opening the model would raise."""
+    from models.config import ModelConfig
+    from models.expert_store import ExpertStore
+    from models.gguf import GGUFModel
+    from pearl_cli.open_engine import plan_run
+    from pearl_cli.residency.build import ExpertPlaces
+    from pearl_cli.session import DEMO_BUDGET, demo_model
+
+    with GGUFModel.open(options.model or demo_model()) as gguf:
+        config = ModelConfig.from_gguf(gguf)
+        places = ExpertPlaces.of(ExpertStore(gguf, config))
+        plan = plan_run(gguf, config, places, options, None if options.model else DEMO_BUDGET)
+    experts = config.router.num_experts * sum(1 for size in places.slot_bytes if size)
+    return {
+        "model": config.name or config.architecture,
+        "context": plan.needs.context,
+        "process_bytes": plan.needs.process_bytes,
+        "weight_bytes": plan.needs.weight_bytes,
+        "kv_bytes": plan.needs.kv_bytes,
+        "workspace_bytes": plan.needs.workspace_bytes,
+        "expert_slot_bytes": plan.slots.n_bytes,
+        "total_bytes": plan.total_bytes,
+        "ceiling_bytes": plan.ceiling_bytes,
+        "floor_bytes": plan.floor_bytes,
+        "experts": experts,
+        "experts_kept": sum(plan.slots.capacities),
+        "expert_total_bytes": places.expert_bytes_total,
+    }

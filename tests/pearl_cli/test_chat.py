@@ -1,0 +1,167 @@
+"""`pearl chat`: piped use, slash commands, and Ctrl-C in a real terminal."""
+
+import contextlib
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pearl_cli.__main__ import main
+from pearl_cli.conversation import Conversation
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def pearl(capsys, monkeypatch):
+    """Run `pearl chat` in this process with `stdin` piped in."""
+
+    def run(*args, stdin=""):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = main(["chat", *map(str, args)])
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+def test_piped_line_without_newline_is_answered_once(tiny_path):
+    command = [sys.executable, "-m", "pearl_cli", "chat", "-m", str(tiny_path), "-n", "5", "--temp", "0"]
+    done = subprocess.run(command, cwd=ROOT, input="hi", capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout.count("\n") == 1
+    assert "\x1b" not in done.stdout + done.stderr
+    assert ">" not in done.stderr
+
+
+@pytest.mark.parametrize("stdin", ["", "\n\n"])
+def test_no_input_is_no_turn(pearl, tiny_path, stdin):
+    done = pearl("-m", tiny_path, stdin=stdin)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_prompt_flag_with_empty_stdin(pearl, tiny_path):
+    done = pearl("-m", tiny_path, "-p", "hi", "-n", "3", "--temp", "0")
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1)
+
+
+def test_commands_work_piped_and_faults_keep_the_session(pearl, tiny_path):
+    settings = "/set temp 0\n/set temp -3\n/set bogus 1\n"
+    script = f"/help\nhello\n/nosuch\n{settings}/regen\n/stats\n/system be brief\n/clear\n/exit\nafter\n"
+    done = pearl("-m", tiny_path, "-n", "3", "--budget", "50%", stdin=script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 2, "one reply, one regenerated, none after /exit"
+    for part in ("/regen", "/nosuch is no command", "temp 0", "bogus", "hit rate", "system text set", "forgotten"):
+        assert part in done.stderr
+
+
+def test_a_template_that_refuses_says_so_and_the_session_goes_on(pearl, tiny_path):
+    check = "{% if messages[-1].content == 'bad' %}{{ raise_exception('no such turn') }}{% endif %}"
+    refusing = check + "{{ messages[-1].content }}"
+    done = pearl("-m", tiny_path, "-n", "3", "--chat-template", refusing, stdin="bad\ngood\n")
+    assert done.returncode == 0
+    assert "no such turn" in done.stderr
+    assert done.stdout.count("\n") == 1
+
+
+def test_unreadable_prompt_file_and_bad_kwargs(pearl, tiny_path):
+    assert pearl("-m", tiny_path, "-f", "missing.txt").returncode == 2
+    assert "JSON object" in pearl("-m", tiny_path, "--chat-template-kwargs", "[1]").stderr
+
+
+def test_conversation_keeps_roles_alternating():
+    talk = Conversation(system="S")
+    talk.ask("one")
+    talk.answer("")
+    talk.ask("two")
+    talk.answer("partial")
+    talk.ask("three")
+    assert [m["role"] for m in talk.messages()] == ["system", "user", "assistant", "user"]
+    assert talk.messages()[1]["content"] == "two"
+    talk.answer("done")
+    assert talk.take_back_reply()
+    assert not talk.take_back_reply()
+    assert talk.turns[-1] == {"role": "user", "content": "three"}
+
+
+class Pty:
+    """pearl chat in a pseudo terminal."""
+
+    def __init__(self, *args):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(ROOT)
+            os.environ["TERM"] = "dumb"
+            os.execv(sys.executable, [sys.executable, "-m", "pearl_cli", "chat", *map(str, args)])
+        self.seen = ""
+
+    def wait_for(self, pattern, seconds=90.0):
+        """Read until `pattern` is in what came since the last match."""
+        end = time.monotonic() + seconds
+        while not (found := re.search(pattern, self.seen)):
+            assert time.monotonic() < end, f"no {pattern!r} in {self.seen!r}"
+            if select.select([self.fd], [], [], 0.1)[0]:
+                self.seen += os.read(self.fd, 65536).decode("utf-8", "replace")
+        self.seen = self.seen[found.end() :]
+
+    def send(self, text):
+        os.write(self.fd, text.encode())
+
+    def exit_code(self):
+        while True:
+            try:
+                if not os.read(self.fd, 65536):
+                    break
+            except OSError:
+                break
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.fixture
+def terminal(tiny_path):
+    session = Pty("-m", tiny_path, "-c", "128", "--throttle", "40KiB", "--budget", "30%", "--show-timings")
+    session.wait_for("/help for commands")
+    session.wait_for(">")
+    yield session
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(session.pid, signal.SIGKILL)
+        os.waitpid(session.pid, 0)
+    os.close(session.fd)
+
+
+def test_ctrl_c_in_a_terminal(terminal):
+    """In a reply it ends the reply and keeps the session; twice at the prompt it leaves with 130."""
+    terminal.send("hello there\r")
+    time.sleep(1.0)  # somewhere in the prompt or in the reply, slowed down by the throttle
+    terminal.send("\x03")
+    terminal.wait_for("tokens at")
+    terminal.wait_for(">")
+    terminal.send("/stats\r")
+    terminal.wait_for("hit rate")
+    terminal.wait_for("context used")
+    terminal.wait_for(">")
+    terminal.send("\x03")
+    terminal.wait_for("again")
+    terminal.wait_for(">")
+    terminal.send("\x03")
+    assert terminal.exit_code() == 130
+
+
+def test_end_of_input_in_a_terminal_leaves_with_0(terminal):
+    terminal.send("\x04")
+    assert terminal.exit_code() == 0

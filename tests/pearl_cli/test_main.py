@@ -1,0 +1,115 @@
+"""The entry point: light start, exit codes, one line a fault, foreign packages noticed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pearl_cli.__main__ import foreign_packages, main
+from pearl_cli.options import Size, parse_size
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*args: str, **kwargs: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "pearl_cli", *args], cwd=ROOT, capture_output=True, text=True, **kwargs
+    )
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_help_and_version_import_no_heavy_library(flag):
+    code = (
+        "import sys; from pearl_cli.__main__ import main; code = main(sys.argv[1:]); "
+        "heavy = {'torch', 'numba', 'numpy', 'gguf', 'transformers'} & set(sys.modules); "
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, flag], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_command_in_the_table_shows_its_help(capsys):
+    from pearl_cli.main import COMMANDS
+
+    for name in COMMANDS:
+        assert main([name, "--help"]) == 0
+        assert "Usage: pearl " + name in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["nonsense"], "No such command"),
+        (["complete", "--no-such-flag"], "--no-such-flag"),
+        (["complete", "-m", "x.gguf"], "-p TEXT"),
+        (["bench", "-p", "many"], "whole numbers"),
+        (["complete", "-m", "missing.gguf", "-p", "x"], "missing.gguf"),
+        (["complete", "-m", "x.gguf", "-p", "x", "--ram", "lots"], "lots"),
+        (["complete", "-m", "x.gguf", "-p", "x", "--budget", "140%"], "140%"),
+        (["chat", "-sysf", "missing.txt"], "missing.txt"),
+    ],
+)
+def test_a_users_fault_is_one_line_and_exit_code_2(args, part, capsys):
+    assert main(args) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert part in err
+    assert err.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(capsys):
+    assert main(["complete", "-m", "missing.gguf", "-p", "x", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_another_package_under_one_of_our_names_is_named(tmp_path):
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "__init__.py").write_text("'''somebody else's'''\n")
+    code = "import sys; sys.path[:0] = [%r, %r]; from pearl_cli.__main__ import main; sys.exit(main(['--version']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code % (str(tmp_path), str(ROOT))],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert "'kernels' is " + str(tmp_path / "kernels") in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_our_own_packages_are_not_foreign():
+    assert foreign_packages(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("2GiB", Size(2 << 30)),
+        ("1500MiB", Size(1500 << 20)),
+        ("1.5g", Size(3 << 29)),
+        ("64K", Size(64 << 10)),
+        ("4096", Size(4096)),
+        ("40%", Size(percent=40.0)),
+    ],
+)
+def test_sizes(text, size):
+    assert parse_size(text, allow_percent=True) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "2 XiB", "0%", "101%", "1e9", "nan"])
+def test_sizes_that_are_none(text):
+    with pytest.raises(ValueError, match=r"size|share"):
+        parse_size(text, allow_percent=True)
+
+
+def test_a_share_of_the_experts():
+    assert Size(percent=25.0).of(1000) == 250
+    assert Size(n_bytes=7).of(1000) == 7
+
+
+def test_broken_pipe_is_quiet():
+    command = f"{sys.executable} -m pearl_cli --help | head -1"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stderr == ""

@@ -7,6 +7,7 @@ always one `Rows`, also where the checkpoint stacks or fuses experts: a `Slice` 
 from __future__ import annotations
 
 import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -42,11 +43,12 @@ class Rows(Protocol):
 
 
 class OpenFile:
-    """A file opened for positioned reads from any thread; opened at the first read, closed with the object."""
+    """A file opened for positioned reads from any thread; closed by `close`, or with the last use of the object."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("rb", buffering=0)
+        self._fd = os.open(path, os.O_RDONLY)
+        self._finalizer = weakref.finalize(self, os.close, self._fd)
 
     def read(self, offset: int, n_bytes: int) -> Bytes:
         """A fresh array of `n_bytes` from `offset`. Raises ReadFailure where the file ends before."""
@@ -54,7 +56,7 @@ class OpenFile:
         view, done = out.data, 0
         while done < n_bytes:
             try:
-                n = os.preadv(self._file.fileno(), [view[done : done + (1 << 30)]], offset + done)
+                n = os.preadv(self._fd, [view[done : done + (1 << 30)]], offset + done)
             except OSError as error:
                 raise ReadFailure(f"{self.path}: cannot be read: {error.strerror}") from None
             if n == 0:
@@ -65,7 +67,7 @@ class OpenFile:
         return out
 
     def close(self) -> None:
-        self._file.close()
+        self._finalizer()
 
 
 def to_floats(raw: Bytes, quant_type: QuantType, n_cols: int) -> Floats:

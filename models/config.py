@@ -64,6 +64,7 @@ class ModelConfig:
     router: RouterSpec
     tied_embeddings: bool
     shared_intermediate_size: int = 0  # width of the shared expert, 0: there is none
+    unused_layers: int = 0  # after the last, for predicting several tokens at once: not computed
     leading_dense: int = 0  # layers before the first with experts
     sliding_window: int = 0  # positions that attention sees, 0: all
     attention_scale: float = 1.0  # on query times key
@@ -79,6 +80,11 @@ class ModelConfig:
         """The layers that have experts."""
         return tuple(range(self.leading_dense, self.num_layers))
 
+    def is_of_unused_layer(self, tensor_name: str) -> bool:
+        """Whether a tensor belongs to one of the layers that are not computed."""
+        prefixes = tuple(f"blk.{self.num_layers + i}." for i in range(self.unused_layers))
+        return tensor_name.startswith(prefixes)
+
     @classmethod
     def from_gguf(cls, model: GGUFModel) -> ModelConfig:
         """Read the config of an open model.
@@ -93,6 +99,7 @@ class ModelConfig:
         reader = ConfigReader(model.metadata, architecture, where)
         has_selection_bias = any(".exp_probs_b" in name for name in model.tensors)
         values = reader.read_fields(table, {"has_selection_bias": has_selection_bias})
+        values["num_layers"] -= values.get("unused_layers", 0)
         latent = read_latent(values, where) if "kv_lora_rank" in values else None
         unread = reader.refuse_maths(table)
         _check_sizes(values, where, len(model.tensors))
@@ -106,6 +113,7 @@ class ModelConfig:
             router=_router(values, where),
             tied_embeddings="output.weight" not in model.tensors,
             shared_intermediate_size=_shared_width(values),
+            unused_layers=values.get("unused_layers", 0),
             leading_dense=values.get("leading_dense", 0),
             attention_scale=values.get("attention_scale", 0.0) or values["head_dim"] ** -0.5,
             latent=latent,
@@ -192,6 +200,7 @@ def _check_sizes(v: dict[str, Any], where: str, n_tensors: int) -> None:
         <= v["num_experts"],
         f"{v['n_rot']} rotated components in heads of {v['head_dim']}": v["n_rot"] <= v["head_dim"]
         and v["n_rot"] % 2 == 0,
+        f"{v.get('unused_layers', 0)} layers for predicting several tokens": v.get("unused_layers", 0) >= 0,
         f"a shared expert of width {_shared_width(v)}": _shared_width(v) >= 0,
         f"{v.get('leading_dense', 0)} of {v['num_layers']} layers without experts": (
             0 <= v.get("leading_dense", 0) < v["num_layers"]

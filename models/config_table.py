@@ -187,6 +187,17 @@ ARCHITECTURES: dict[str, Architecture] = {
             "rope.scaling.yarn_log_multiplier",
         ),
     ),
+    "glm4moe": Architecture(
+        rope_interleaved=False,
+        fields=COMMON
+        | {
+            "leading_dense": Key("leading_dense_block_count", int, 0, "experts in every layer"),
+            "shared_experts": Key("expert_shared_count", int, 0, "no shared expert"),
+            "unused_layers": Key("nextn_predict_layers", int, 0, "none"),
+            "gating": Key("expert_gating_func", int, 2, "the architecture's sigmoid"),
+        },
+        neutral=_without(NEUTRAL, "expert_shared_count", "leading_dense_block_count", "nextn_predict_layers"),
+    ),
     "granitemoe": Architecture(
         rope_interleaved=True,
         fields=COMMON

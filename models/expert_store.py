@@ -161,7 +161,7 @@ class ExpertStore:
     def _refuse_leftovers(self) -> None:
         """Refuse expert tensors that the config knows nothing of: more layers, more experts."""
         for name in self._gguf.tensors:
-            if not is_expert_tensor(name):
+            if not is_expert_tensor(name) or self._config.is_of_unused_layer(name):
                 continue
             numbers = [int(part) for part in name.split(".") if part.isdigit()]
             if numbers[0] not in self._moe_layers or (len(numbers) > 1 and numbers[1] >= self.num_experts):

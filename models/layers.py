@@ -101,11 +101,11 @@ class DenseFFN:
     norm_eps: float
 
     @classmethod
-    def read(cls, source: WeightSource, config: ModelConfig, layer: int) -> DenseFFN:
-        """Take the feed-forward tensors of `layer`."""
+    def read(cls, source: WeightSource, config: ModelConfig, layer: int, norm: str = "ffn_norm") -> DenseFFN:
+        """Take the feed-forward tensors of `layer`; `norm` is what the file calls ffn_norm."""
         blk, hidden, width = f"blk.{layer}", config.hidden_size, config.intermediate_size
         return cls(
-            ffn_norm=source.vector(f"{blk}.ffn_norm.weight", hidden),
+            ffn_norm=source.vector(f"{blk}.{norm}.weight", hidden),
             ffn_gate=source.matrix(f"{blk}.ffn_gate.weight", width, hidden),
             ffn_up=source.matrix(f"{blk}.ffn_up.weight", width, hidden),
             ffn_down=source.matrix(f"{blk}.ffn_down.weight", hidden, width),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from kernels.backend import Backend
 from models.config import ModelConfig
-from models.expert_store import is_expert_tensor
 from models.gguf import GGUFModel
 from models.latent_attention import expansion_bytes
 from models.model import Model
 from models.registry import build_model
-from models.weights import WeightSource, aligned
+from models.weights import WeightSource, aligned, resident_tensors
 
 
 def load_model(gguf: GGUFModel, backend: Backend) -> Model:
@@ -19,7 +18,7 @@ def load_model(gguf: GGUFModel, backend: Backend) -> Model:
     `ModelConfig.from_gguf`.
     """
     config = ModelConfig.from_gguf(gguf)
-    source = WeightSource(gguf, backend)
+    source = WeightSource(gguf, backend, config)
     model = build_model(source, config)
     source.finish()
     return model
@@ -27,5 +26,5 @@ def load_model(gguf: GGUFModel, backend: Backend) -> Model:
 
 def non_expert_bytes(gguf: GGUFModel, config: ModelConfig) -> int:
     """Bytes that `load_model` allocates for weights."""
-    stored = sum(aligned(info.n_bytes) for name, info in gguf.tensors.items() if not is_expert_tensor(name))
+    stored = sum(aligned(info.n_bytes) for info in resident_tensors(gguf, config))
     return stored + expansion_bytes(gguf, config)

@@ -21,14 +21,24 @@ class MoE:
     shared: SharedExpert | None = None
 
     @classmethod
-    def read(cls, source: WeightSource, config: ModelConfig, layer: int, shared: SharedExpert | None = None) -> MoE:
-        """Take the router's tensors of `layer`; the routed experts' own stay in the file."""
+    def read(
+        cls,
+        source: WeightSource,
+        config: ModelConfig,
+        layer: int,
+        shared: SharedExpert | None = None,
+        norm: str = "ffn_norm",
+    ) -> MoE:
+        """Take the router's tensors of `layer`; the routed experts' own stay in the file.
+
+        `norm` is what the file calls ffn_norm.
+        """
         blk, hidden, num_experts = f"blk.{layer}", config.hidden_size, config.router.num_experts
         bias = next((name for name in _BIAS_NAMES if source.has(f"{blk}.{name}")), None)
         router = RouterWeights(
             layer=layer,
             spec=config.router,
-            ffn_norm=source.vector(f"{blk}.ffn_norm.weight", hidden),
+            ffn_norm=source.vector(f"{blk}.{norm}.weight", hidden),
             norm_eps=config.rms_norm_eps,
             ffn_gate_inp=source.matrix(f"{blk}.ffn_gate_inp.weight", num_experts, hidden),
             exp_probs_b=source.vector(f"{blk}.{bias}", num_experts) if bias else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from models import deepseek2, granitemoe, llama, olmoe, qwen2moe, qwen3moe
+from models import deepseek2, glm4moe, granitemoe, llama, olmoe, qwen2moe, qwen3moe
 from models.config import ModelConfig
 from models.errors import UnsupportedArchitecture
 from models.model import Model
@@ -12,6 +12,7 @@ from models.weights import WeightSource
 
 ARCHITECTURES: dict[str, Callable[[WeightSource, ModelConfig], Model]] = {
     "deepseek2": deepseek2.build,
+    "glm4moe": glm4moe.build,
     "granitemoe": granitemoe.build,
     "llama": llama.build,
     "olmoe": olmoe.build,

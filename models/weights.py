@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.backend import Array, Backend, Weight
+from models.config import ModelConfig
 from models.errors import GGUFError
 from models.expert_store import is_expert_tensor
 from models.gguf import GGUFModel, TensorInfo
@@ -32,14 +33,19 @@ def allocate(backend: Backend, n_bytes: int) -> np.ndarray:
     return raw[start : start + n_bytes]
 
 
+def resident_tensors(gguf: GGUFModel, config: ModelConfig) -> list[TensorInfo]:
+    """The tensors that are loaded with the model: neither routed experts nor of a layer that is not computed."""
+    return [t for t in gguf.tensors.values() if not is_expert_tensor(t.name) and not config.is_of_unused_layer(t.name)]
+
+
 class WeightSource:
     """Reads tensors of `gguf` for `backend`; all matrices lie in one arena that is allocated here."""
 
-    def __init__(self, gguf: GGUFModel, backend: Backend) -> None:
+    def __init__(self, gguf: GGUFModel, backend: Backend, config: ModelConfig) -> None:
         self.gguf = gguf
         self.backend = backend
         self.where = gguf.paths[0].name
-        self._unused = {name: info for name, info in gguf.tensors.items() if not is_expert_tensor(name)}
+        self._unused = {info.name: info for info in resident_tensors(gguf, config)}
         self._arena = allocate(backend, sum(aligned(info.n_bytes) for info in self._unused.values()))
         self._arena_used_bytes = 0
 

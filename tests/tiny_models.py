@@ -105,6 +105,24 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             "topk_group": 2,
         },
     ),
+    "glm4moe": (
+        transformers.Glm4MoeConfig,
+        transformers.Glm4MoeForCausalLM,
+        {
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 80,
+            "first_k_dense_replace": 1,
+            "num_hidden_layers": 3,
+            "head_dim": 24,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.5},
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "granitemoe": (
         transformers.GraniteMoeConfig,
         transformers.GraniteMoeForCausalLM,
@@ -242,6 +260,18 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
     if architecture == "deepseek2":
         keys |= latent_metadata(config)
+    if architecture == "glm4moe":
+        keys |= {
+            "attention.key_length": head_dim,
+            "attention.value_length": head_dim,
+            "rope.dimension_count": int(head_dim * config.rope_parameters["partial_rotary_factor"]),
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_count": config.n_shared_experts,
+            "expert_weights_scale": float(config.routed_scaling_factor),
+            "expert_weights_norm": config.norm_topk_prob,
+            "expert_gating_func": 2,
+            "leading_dense_block_count": config.first_k_dense_replace,
+        }
     if architecture == "granitemoe":
         keys |= {
             "attention.scale": config.attention_multiplier,
@@ -347,6 +377,8 @@ def gguf_tensors(model: Any, architecture: str, expanded: bool = False) -> Itera
         else:
             stem, kind = rest.rsplit(".", 1)
             own = NAMES[stem]
+            if architecture == "glm4moe" and own == "ffn_norm":
+                own = "post_attention_norm"
             if architecture in ("llama", "granitemoe") and own in heads:
                 array = permute_rows(array, heads[own])
             if own == "attn_kv_b" and not expanded:

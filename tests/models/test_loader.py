@@ -9,6 +9,7 @@ import pytest
 
 from kernels.reference.backend import ReferenceBackend
 from models.errors import GGUFError, UnsupportedArchitecture
+from models.expert_store import ExpertStore
 from models.gguf import GGUFModel
 from models.loader import load_model, non_expert_bytes
 from models.weights import ALIGNMENT
@@ -109,6 +110,23 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path, monkeypatch: pytest.
     message = load_error(write_changed(tmp_path / "m.gguf", monkeypatch, widen))
     assert "'blk.1.attn_v.weight' has shape [64, 48]" in message
     assert "[64, 32]" in message
+
+
+def test_layers_for_predicting_several_tokens_stay_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of three stated layers is such a one: its tensors, experts too, are neither read nor missed."""
+    hf = tiny_model("glm4moe", num_hidden_layers=2)
+    tensors = dict(tiny_models.gguf_tensors(hf, "glm4moe"))
+    extra = {name.replace("blk.1.", "blk.2."): array for name, array in tensors.items() if name.startswith("blk.1.")}
+    extra["blk.2.nextn.eh_proj.weight"] = np.zeros((64, 128), np.float32)
+    monkeypatch.setattr(tiny_models, "gguf_tensors", lambda *_: (tensors | extra).items())
+    keys = {"glm4moe.block_count": 3, "glm4moe.nextn_predict_layers": 1}
+    path = write_gguf(hf, tmp_path / "m.gguf", "glm4moe", keys)
+    with CountingModel.open(path) as gguf:
+        model = load_model(gguf, ReferenceBackend())
+        store = ExpertStore(gguf, model.config)
+        read = {offset for offset, _ in gguf.reads}
+        assert not any(gguf.tensors[name].offset in read for name in extra)
+    assert (len(model.blk), store.moe_layers()) == (2, [1])
 
 
 def test_an_unknown_architecture_is_refused_with_the_list(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def prompt(n_tokens: int, seed: int = 1) -> np.ndarray:
 def write_gguf(
     model: Any, path: Path, family: str, metadata: dict[str, Any] | None = None, expanded: bool = False
 ) -> Path:
-    """The model as one stock GGUF file in F32. `metadata` adds or replaces u32, f32, bool and str keys.
+    """The model as one stock GGUF file in F32. `metadata` adds or replaces u32, f32, bool, str and array keys.
 
     `expanded`: latent attention in the older layout, with attn_kv_b whole.
     """
@@ -230,6 +230,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_uint32(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
     else:
         writer.add_string(key, value)
 

@@ -26,10 +26,8 @@ _NO_SINKS = np.zeros(0, np.float32)
 # One call's numbers: inner loops (addresses), units of a key and a value row, the shape, and where the queries lie.
 _CALL = np.dtype(
     [
-        *(
-            (name, np.int64)
-            for name in ("scores_1", "scores_n", "softmax", "values_1", "values_n", "k_units", "v_units")
-        ),
+        *((name, np.int64) for name in ("scores_1", "scores_n", "softmax_1", "softmax_n", "values_1", "values_n")),
+        *((name, np.int64) for name in ("k_units", "v_units")),
         *((name, np.int64) for name in ("num_heads", "ratio", "head_dim", "value_dim", "start", "window")),
         *((name, np.int64) for name in ("q", "q_stride")),
     ]
@@ -38,11 +36,11 @@ _CALL = np.dtype(
 
 @cache
 def _functions(head_dim: int, value_dim: int, dtype: str) -> tuple[int, ...]:
-    """The first seven fields of _CALL."""
+    """The fields of _CALL up to v_units."""
     k_unit, v_unit = unit_of(head_dim, dtype), unit_of(value_dim, dtype)
     return (
         *(scores_address(n, k_unit, dtype) for n in (1, QUERIES)),
-        softmax_address(),
+        *(softmax_address(n) for n in (1, QUERIES)),
         *(values_address(n, v_unit, dtype) for n in (1, QUERIES)),
         head_dim // k_unit,
         value_dim // v_unit,
@@ -67,24 +65,20 @@ def _block(call, scale, keys, values, n_positions, weights, q, out, states, visi
     keys, values: (address, row bytes) of the block's first position; visible int64 [n, 2]: first and stop position of
     each row, counted from there; q, out, states: addresses of each row.
     """
-    n, w, row_bytes, at = q.shape[0], weights.ctypes.data, 4 * BLOCK, scale.ctypes.data
+    n, w, seen, at = q.shape[0], weights.ctypes.data, visible.ctypes.data, scale.ctypes.data
     if n == QUERIES:
+        s = (states[0], states[1], states[2], states[3])
         call_native(call.scores_n, keys[0], keys[1], n_positions, call.k_units, at, w, q[0], q[1], q[2], q[3])
-    else:
-        for i in range(n):
-            call_native(call.scores_1, keys[0], keys[1], n_positions, call.k_units, at, w + i * row_bytes, q[i])
-    for i in range(n):
-        call_native(call.softmax, w + i * row_bytes, visible[i, 0], visible[i, 1], states[i])
-    if n == QUERIES:
+        call_native(call.softmax_n, w, seen, s[0], s[1], s[2], s[3])
         call_native(
             call.values_n, w, values[0], values[1], n_positions, call.v_units,
-            states[0] + 8, states[1] + 8, states[2] + 8, states[3] + 8, out[0], out[1], out[2], out[3],
+            s[0] + 8, s[1] + 8, s[2] + 8, s[3] + 8, out[0], out[1], out[2], out[3],
         )  # fmt: skip
-    else:
-        for i in range(n):
-            call_native(
-                call.values_1, w + i * row_bytes, values[0], values[1], n_positions, call.v_units, states[i] + 8, out[i]
-            )
+        return
+    for i in range(n):
+        call_native(call.scores_1, keys[0], keys[1], n_positions, call.k_units, at, w, q[i])
+        call_native(call.softmax_1, w, seen + 16 * i, states[i])
+        call_native(call.values_1, w, values[0], values[1], n_positions, call.v_units, states[i] + 8, out[i])
 
 
 @njit(nogil=True, cache=True)

@@ -13,7 +13,7 @@ from typing import Any
 from kernels.cpu.float_math import emit_exp
 from kernels.cpu.kv_quant import load_unit, unit_bytes
 from kernels.cpu.native import address_of
-from kernels.cpu.vector_ir import F32, I32, Emitter, vec
+from kernels.cpu.vector_ir import F32, I32, I64, Emitter, vec
 
 BLOCK = 64
 """Positions of a block: its keys and values (64 x 128 halves = 16 KiB each) stay in the first-level cache."""
@@ -31,64 +31,112 @@ def emit_scores(e: Emitter, arguments: tuple[Any, ...], queries: int, unit: int,
     b, lanes = e.b, min(unit, 16)
     (k, k_stride, n_positions, n_units, scale_at, out), q_rows = arguments[:6], arguments[6:]
     scale = e.load(scale_at, F32, 4)
+    next_block = b.mul(k_stride, e.i64(BLOCK))
 
-    def position(p: Any, _: list[Any]) -> list[Any]:
-        key = b.add(k, b.mul(p, k_stride))
+    def group(first: Any, width: int) -> None:
+        """Scores of `width` positions from `first` on."""
+        keys = [b.add(k, b.mul(e.at(first, j), k_stride)) for j in range(width)]
 
         def step(u: Any, sums: list[Any]) -> list[Any]:
-            key_parts = load_unit(e, b.add(key, b.mul(u, e.i64(unit_bytes(unit, dtype)))), unit, dtype)
-            at = b.mul(u, e.i64(4 * unit))
-            for part, key_part in enumerate(key_parts):
+            at, key_at = b.mul(u, e.i64(4 * unit)), b.mul(u, e.i64(unit_bytes(unit, dtype)))
+            if queries == QUERIES:
+                for key in keys:
+                    e.prefetch(b.add(b.add(key, key_at), next_block))
+            key_parts = [load_unit(e, b.add(key, key_at), unit, dtype) for key in keys]
+            for part in range(unit // lanes):
                 for i, row in enumerate(q_rows):
                     query_part = e.load(e.at(b.add(row, at), 4 * lanes * part), vec(F32, lanes))
-                    sums[i] = e.fma(query_part, key_part, sums[i])
+                    for j in range(width):
+                        n = i * width + j
+                        sums[n] = e.fma(query_part, key_parts[j][part], sums[n])
             return sums
 
-        sums = e.loop(n_units, [e.zero(vec(F32, lanes))] * queries, step)
-        for i, total in enumerate(sums):
-            score = b.fmul(e.reduce(b.fadd, total, lanes), scale)
-            e.store(score, b.add(e.at(out, 4 * BLOCK * i), b.shl(p, e.i64(2))), 4)
-        return []
+        sums = e.loop(n_units, [e.zero(vec(F32, lanes))] * (queries * width), step)
+        scores = _horizontal_sums(e, sums)
+        for i in range(queries):
+            place = b.add(e.at(out, 4 * BLOCK * i), b.shl(first, e.i64(2)))
+            vector, lane = scores[i * width // lanes], i * width % lanes
+            row = e.shuffle(vector, list(range(lane, lane + width)))
+            e.store(b.fmul(row, e.splat(scale, width)), place, 4)
 
-    e.loop(n_positions, [], position)
+    # 4 rows x 4 positions keep 16 sums in the 32 registers of AVX512, and use each load four times
+    together = 4 if queries == QUERIES and e.isa == "avx512vnni" else 1
+    wide = b.udiv(n_positions, e.i64(together))
+    _guarded_loop(e, e.i64(0), wide, lambda i: group(b.mul(i, e.i64(together)), together))
+    if together > 1:
+        _guarded_loop(e, b.mul(wide, e.i64(together)), n_positions, lambda i: group(i, 1))
 
 
-def emit_softmax_step(e: Emitter, scores: Any, first: Any, stop: Any, state: Any) -> None:
-    """Turn float32 scores [BLOCK] into weights e^(score - m); those outside first..stop-1 become 0 whatever they held.
+def _horizontal_sums(e: Emitter, values: list[Any]) -> list[Any]:
+    """The sum over the lanes of each vector of `values`, in their order, packed into vectors of as many lanes.
 
-    state float32 [3]: the largest score m so far, the sum of weights l, and (written) the factor by which earlier sums
-    must be multiplied because m grew. m starts at -inf, l at 0.
+    Upper halves fold onto lower halves as in `Emitter.reduce`, two vectors at a time: a sum has the same bits whatever
+    it is packed with. Worked example, 4 lanes: [a0 a1 a2 a3], [b0 b1 b2 b3] -> [a0+a2 a1+a3 b0+b2 b1+b3]; next to the
+    same of c, d -> [a b c d].
     """
+    lanes = values[0].type.count
+    half = lanes // 2
+    while half:
+        if len(values) % 2:
+            values = [*values, values[-1]]
+        starts = range(0, 2 * lanes, 2 * half)
+        low = [first + i for first in starts for i in range(half)]
+        values = [
+            e.b.fadd(e.shuffle(x, low, y), e.shuffle(x, [i + half for i in low], y))
+            for x, y in zip(values[::2], values[1::2], strict=True)
+        ]
+        half //= 2
+    return values
+
+
+def emit_softmax_step(e: Emitter, arguments: tuple[Any, ...], queries: int) -> None:
+    """Turn float32 scores [queries, BLOCK] into weights e^(score - m), row by row; what a row does not see becomes 0.
+
+    arguments: scores, the address of int64 [queries, 2] first and stop position that each row sees, then the address of
+    each row's state. state float32 [3]: the largest score m so far, the sum of weights l, and (written) the factor by
+    which earlier sums must be multiplied because m grew. m starts at -inf, l at 0.
+    """
+    scores, visible, states = arguments[0], arguments[1], arguments[2:]
+    rows = []
+    # all rows are read before any is written, so that their long chains of exp can overlap
+    for i, state in enumerate(states):
+        bounds = [e.splat(e.b.trunc(e.load(e.at(visible, 16 * i + 8 * k), I64, 8), I32), 16) for k in (0, 1)]
+        parts = [e.load(e.at(scores, 4 * BLOCK * i + 64 * part), vec(F32, 16), 4) for part in range(BLOCK // 16)]
+        rows.append(_softmax_row(e, parts, *bounds, e.load(state, F32, 4), e.load(e.at(state, 4), F32, 4)))
+    for i, (state, (weights, new_state)) in enumerate(zip(states, rows, strict=True)):
+        for part, weight in enumerate(weights):
+            e.store(weight, e.at(scores, 4 * BLOCK * i + 64 * part), 4)
+        for k, value in enumerate(new_state):
+            e.store(value, e.at(state, 4 * k), 4)
+
+
+def _softmax_row(
+    e: Emitter, scores: list[Any], first: Any, stop: Any, old_max: Any, old_sum: Any
+) -> tuple[list[Any], tuple[Any, Any, Any]]:
+    """(weights, (new m, new l, factor)) of one row; first and stop are splat over 16 int32 lanes."""
     b = e.b
-    v16 = vec(F32, 16)
-    lane_ids = e.const(vec(I32, 16), list(range(16)))
-    first_lanes, stop_lanes = (e.splat(b.trunc(v, I32), 16) for v in (first, stop))
-    minus_inf = e.splat(e.f32(float("-inf")), 16)
-    visible, values = [], []
-    for part in range(BLOCK // 16):
-        ids = b.add(lane_ids, e.const(vec(I32, 16), 16 * part))
-        seen = b.and_(b.icmp_signed(">=", ids, first_lanes), b.icmp_signed("<", ids, stop_lanes))
-        visible.append(seen)
-        values.append(b.select(seen, e.load(e.at(scores, 64 * part), v16, 4), minus_inf))
 
     def larger(x: Any, y: Any) -> Any:
         return e.call("llvm.maximum", x.type, [x, y])
 
+    minus_inf = e.splat(e.f32(float("-inf")), 16)
+    visible, values = [], []
+    for part, score in enumerate(scores):
+        ids = e.const(vec(I32, 16), list(range(16 * part, 16 * part + 16)))
+        seen = b.and_(b.icmp_signed(">=", ids, first), b.icmp_signed("<", ids, stop))
+        visible.append(seen)
+        values.append(b.select(seen, score, minus_inf))
     largest = larger(larger(values[0], values[1]), larger(values[2], values[3]))
-    old_max = e.load(state, F32, 4)
     new_max = larger(e.reduce(larger, largest, 16), old_max)
-    weights = []
-    for part, (seen, value) in enumerate(zip(visible, values, strict=True)):
-        weight = b.select(seen, emit_exp(e, b.fsub(value, e.splat(new_max, 16))), e.zero(v16))
-        e.store(weight, e.at(scores, 64 * part), 4)
-        weights.append(weight)
+    weights = [
+        b.select(seen, emit_exp(e, b.fsub(value, e.splat(new_max, 16))), e.zero(value.type))
+        for seen, value in zip(visible, values, strict=True)
+    ]
     total = e.reduce(b.fadd, b.fadd(b.fadd(weights[0], weights[1]), b.fadd(weights[2], weights[3])), 16)
     # equal maxima, both -inf included, leave earlier sums alone; -inf - -inf would be NaN
-    grown = e.lane(emit_exp(e, e.splat(b.fsub(old_max, new_max), 16)), 0)
+    grown = e.lane(emit_exp(e, e.splat(b.fsub(old_max, new_max), 4)), 0)
     factor = b.select(b.fcmp_ordered("==", old_max, new_max), e.f32(1.0), grown)
-    e.store(new_max, state, 4)
-    e.store(e.fma(e.load(e.at(state, 4), F32, 4), factor, total), e.at(state, 4), 4)
-    e.store(factor, e.at(state, 8), 4)
+    return weights, (new_max, e.fma(old_sum, factor, total), factor)
 
 
 def emit_weighted_values(e: Emitter, arguments: tuple[Any, ...], queries: int, unit: int, dtype: str) -> None:
@@ -124,6 +172,7 @@ def _emit_value_columns(e: Emitter, common: tuple[Any, ...], rows: tuple[Any, ..
     """A function that emits the sums of `together` units of columns from unit `u` on, for all rows."""
     b, lanes = e.b, min(unit, 16)
     weights, v, v_stride, n_positions, factor_places = common
+    next_block = b.mul(v_stride, e.i64(BLOCK))
     per_unit = unit // lanes
 
     def columns(u: Any, together: int) -> None:
@@ -138,6 +187,9 @@ def _emit_value_columns(e: Emitter, common: tuple[Any, ...], rows: tuple[Any, ..
 
         def position(p: Any, sums: list[Any]) -> list[Any]:
             value = b.add(value_at, b.mul(p, v_stride))
+            if len(rows) == QUERIES:
+                for t in range(together):
+                    e.prefetch(b.add(e.at(value, t * unit_bytes(unit, dtype)), next_block))
             parts = [
                 part
                 for t in range(together)
@@ -162,8 +214,9 @@ def scores_address(queries: int, unit: int, dtype: str) -> int:
     return address_of(name, 6 + queries, lambda e, *arguments: emit_scores(e, arguments, queries, unit, dtype))
 
 
-def softmax_address() -> int:
-    return address_of("attention_softmax", 4, emit_softmax_step)
+def softmax_address(queries: int) -> int:
+    name = f"attention_softmax_{queries}"
+    return address_of(name, 2 + queries, lambda e, *arguments: emit_softmax_step(e, arguments, queries))
 
 
 def values_address(queries: int, unit: int, dtype: str) -> int:

@@ -43,3 +43,9 @@ TILE_RELATIVE = 5e-6
 
 DOT_RELATIVE = 1e-6
 """A float32 dot with exact integer sums inside its blocks, over the sum of |weight * activation|."""
+
+# Relative RMS error of the searching quantisers on normal random weights: what llama-quantize was measured to leave on
+# weights of that distribution (rounded up), which these stay below.
+QUANTIZER_RMS = {"Q2_K": 0.2961, "Q3_K": 0.1507, "Q4_K": 0.0714, "Q5_K": 0.0361, "Q6_K": 0.01775, "IQ4_NL": 0.0763}
+# A row of one repeated value, through quantised scales of the super-block: half a step of a 6-bit scale at worst.
+QUANTIZER_CONSTANT = 0.02

@@ -10,7 +10,7 @@ import numpy as np
 
 from kernels.backend import Backend
 from models.expert_provider import RouterWeights
-from pearl_cli.predict.base import Predictor
+from pearl_cli.predict.base import NextUse, Predictor
 from pearl_cli.residency.arena import SlotArena, map_region
 from pearl_cli.residency.cache_model import LayerCache
 from pearl_cli.residency.controller import ResidencyController
@@ -82,8 +82,10 @@ def build_controller(
     predictor: Predictor | None = None,
     prefetch_depth: int = 0,
     notify: Callable[[str], None] | None = None,
+    next_use: NextUse | None = None,
 ) -> ResidencyController:
-    """shape: (hidden_size, intermediate_size) of the experts; prefetch_depth: forecast experts a later layer at most.
+    """shape: (hidden_size, intermediate_size) of the experts; prefetch_depth: forecast experts a later layer at most;
+    next_use: what `pearl` eviction goes by.
     Allocates the arena and starts the reader threads; `close` ends them.
     """
     arena = SlotArena(plan.classes, allocate)
@@ -98,4 +100,4 @@ def build_controller(
     prefetcher = None
     if predictor is not None:
         prefetcher = Prefetcher(predictor, layers, arena, queue, prefetch_depth, notify=notify)
-    return ResidencyController(layers, routers, backend, arena, queue, routing, prefetcher)
+    return ResidencyController(layers, routers, backend, arena, queue, routing, prefetcher, next_use)

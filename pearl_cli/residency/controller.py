@@ -17,6 +17,7 @@ from kernels.backend import Activations, Array, Backend
 from kernels.grouping import group_by_expert
 from models.errors import ReadFailure
 from models.expert_provider import RouterWeights, Routing
+from pearl_cli.predict.base import NextUse
 from pearl_cli.residency.arena import SlotArena
 from pearl_cli.residency.gate_call import GateCall
 from pearl_cli.residency.layer_state import LayerState
@@ -46,6 +47,7 @@ class ResidencyController:
         queue: TransferQueue,
         routing: RoutingPolicy,
         prefetcher: Prefetcher | None = None,
+        next_use: NextUse | None = None,
     ) -> None:
         self.layers = layers
         self.queue = queue
@@ -57,6 +59,7 @@ class ResidencyController:
         self._backend = backend
         self._routing = routing
         self._prefetcher = prefetcher
+        self._next_use = next_use
         self._call: GateCall | None = None
         self._phase = "decode"
         self._broken = False
@@ -80,6 +83,8 @@ class ResidencyController:
         self._routing.begin(token_ids, start, phase)
         if self._prefetcher is not None:
             self._prefetcher.begin(token_ids, start, phase)
+        if self._next_use is not None:
+            self._next_use.begin(token_ids, start, phase)
 
     def select(self, layer: int, residual: Array, a: Activations, router_logits: Array) -> Routing:
         if self.cancelled is not None and self.cancelled():
@@ -88,7 +93,7 @@ class ResidencyController:
         if router is None:
             raise ValueError(f"layer {layer} has no experts")
         routing = self._routing.select(router, residual, a, router_logits)
-        self._call = self._gate(layer, routing)
+        self._call = self._gate(layer, a, routing)
         if self._prefetcher is not None and self._phase == "decode":
             self._prefetcher.forecast(layer, residual, a, routing)
         return routing
@@ -99,7 +104,7 @@ class ResidencyController:
         """
         call = self._call
         if call is None or call.routing is not routing or call.layer != layer:
-            call = self._gate(layer, routing)
+            call = self._gate(layer, a, routing)
         self._call = call
         state = self._state(layer)
         backend, table, groups = self._backend, state.table, call.groups
@@ -169,15 +174,17 @@ class ResidencyController:
             raise ValueError(f"layer {layer} has no experts")
         return state
 
-    def _gate(self, layer: int, routing: Routing) -> GateCall:
+    def _gate(self, layer: int, a: Activations, routing: Routing) -> GateCall:
         """Everything that is known at the gate: hits, what the budget keeps from now on, and the demands."""
         self._broken = True
         state = self._state(layer)
         self._settle(self.queue.take(block=False))
         groups = group_by_expert(routing.topk_ids)
-        for row in routing.topk_ids:
-            forecast = self._prefetcher.next_use(layer) if self._prefetcher is not None else None
-            state.cache.event(row, forecast)
+        next_use = None
+        if self._next_use is not None and state.cache.capacity < state.num_experts:
+            next_use = self._next_use.expected(layer, self._backend.to_host(a.x), routing.topk_ids)
+        for token, row in enumerate(routing.topk_ids):
+            state.cache.event(row, next_use[token] if next_use is not None else None)
         call = GateCall(layer, routing, groups, state.cache.resident)
         slots = state.slot_of[groups.expert_ids]
         n_missing = int(np.count_nonzero(slots < 0))

@@ -79,9 +79,6 @@ class Prefetcher:
             loads.append(state.new_load(expert, slot, self._arena, demanded=False))
         return loads
 
-    def next_use(self, layer: int) -> np.ndarray | None:
-        return self._predictor.next_use(layer)
-
     def add_guest(self, layer: int, expert: int, size_class: int) -> None:
         self._guests[layer, expert] = size_class
 

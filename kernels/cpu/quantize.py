@@ -1,7 +1,8 @@
 """Vectorised quantisers: float32 rows to GGUF blocks. Threads are the caller's: everything here releases the GIL.
 
-Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and MXFP4 are bit for bit what `gguf.quants` (the slow twin) and ggml's reference give. The K types and
-IQ4_NL search for scales of least weighted error; they have no twin and are measured by their error. Nothing here checks for NaN.
+Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and MXFP4 are bit for bit what `gguf.quants` (the slow twin) and ggml's reference give.
+The K types and IQ4_NL search for scales of least weighted error; they have no twin and are measured by their error.
+Nothing here checks for NaN.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ TYPES = tuple(_QUANTIZERS)
 
 
 def quantize_blocks(x: np.ndarray, quant_type: QuantType) -> np.ndarray:
-    """`x` float32 [n_rows, n_cols] as fresh uint8 [n_rows, row_bytes]. Raises ValueError for a type without a quantiser."""
+    """`x` float32 [n_rows, n_cols] as fresh uint8 [n_rows, row_bytes].
+
+    Raises ValueError for a type without a quantiser.
+    """
     if quant_type not in _QUANTIZERS:
         raise ValueError(f"no quantiser for {quant_type.name}; there are: {', '.join(t.name for t in TYPES)}")
     size = row_bytes(quant_type, x.shape[1])

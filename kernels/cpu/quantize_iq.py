@@ -14,7 +14,9 @@ _FAST = {"reassoc", "nsz", "contract"}
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
 def _search(x, values, borders, d):
-    """Best scale of every block: several steps around the largest weight, each refined by least squares with weights x * x."""
+    """Best scale of every block: several steps around the largest weight, each refined by least squares with weights
+    x * x.
+    """
     zero = np.float32(0)
     for b in range(x.shape[0]):
         largest = zero

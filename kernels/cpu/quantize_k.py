@@ -1,9 +1,10 @@
-"""Quantisers of the K types that have a scale and a minimum for each sub-block: Q4_K, Q5_K (8 sub-blocks of 32) and Q2_K (16 of 16).
+"""Quantisers of the K types that have a scale and a minimum for each sub-block: Q4_K, Q5_K (8 sub-blocks of 32) and
+Q2_K (16 of 16).
 
-Method (the published idea of k-quants): for each sub-block try a range of step sizes; for each, round the weights to codes and solve the
-weighted least-squares problem for scale and minimum given those codes; keep the pair of least weighted error. The pairs are then
-quantised themselves against the super-block's largest; of each and its neighbours the best under what is really stored is kept, and the
-codes are rounded again under it.
+Method (the published idea of k-quants): for each sub-block try a range of step sizes; for each, round the weights to
+codes and solve the weighted least-squares problem for scale and minimum given those codes; keep the pair of least
+weighted error. The pairs are then quantised themselves against the super-block's largest; of each and its neighbours
+the best under what is really stored is kept, and the codes are rounded again under it.
 The error of a candidate follows from the sums of the least-squares problem, so each costs one pass over the sub-block.
 """
 
@@ -20,8 +21,8 @@ _FAST = {"reassoc", "nsz", "contract"}  # sums may be split into lanes; the inpu
 def _search(x, sub, top, first_step, n_steps, mean_weight, scales, mins):
     """Best scale and minimum (stored negated: >= 0) of every sub-block of `sub` weights; codes 0 .. top.
 
-    A weight counts `mean_weight` times the sub-block's root mean square plus its own magnitude. Steps tried: the full range over
-    top + first_step, + 0.1, ... `n_steps` times, beside the full range over top.
+    A weight counts `mean_weight` times the sub-block's root mean square plus its own magnitude. Steps tried: the full
+    range over top + first_step, + 0.1, ... `n_steps` times, beside the full range over top.
     """
     # Local contiguous buffers: loops over them vectorise, loops over x[b, s * sub + i] do not.
     v = np.empty(sub, np.float32)
@@ -77,7 +78,10 @@ def _search(x, sub, top, first_step, n_steps, mean_weight, scales, mins):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _solve(sum_w, sum_x, sum_x2, sum_l, sum_l2, sum_xl):
-    """(weighted error, scale, minimum <= 0) of the least-squares line through codes l and weights x. In float64: sums nearly cancel."""
+    """(weighted error, scale, minimum <= 0) of the least-squares line through codes l and weights x.
+
+    In float64: sums nearly cancel.
+    """
     sw, sx, sx2 = np.float64(sum_w), np.float64(sum_x), np.float64(sum_x2)
     sl, sl2, sxl = np.float64(sum_l), np.float64(sum_l2), np.float64(sum_xl)
     determinant = sw * sl2 - sl * sl
@@ -91,7 +95,9 @@ def _solve(sum_w, sum_x, sum_x2, sum_l, sum_l2, sum_xl):
     if minimum > 0.0:  # cannot be stored, or all codes are equal and any line through them does
         minimum = 0.0
         scale = sxl / sl2
-    error = sx2 + scale * scale * sl2 + minimum * minimum * sw + 2.0 * (scale * minimum * sl - scale * sxl - minimum * sx)
+    error = (
+        sx2 + scale * scale * sl2 + minimum * minimum * sw + 2.0 * (scale * minimum * sl - scale * sxl - minimum * sx)
+    )
     return error, scale, minimum
 
 
@@ -142,7 +148,9 @@ def _refine(x, sub, top, mean_weight, code_top, d, dmin, scale_codes, min_codes)
 
 
 def _quantized_scales(scales: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
-    """(half-precision step of each super-block as float16, uint8 multiples 0..top of it) for non-negative `scales` [n, n_sub]."""
+    """(half-precision step of each super-block as float16, uint8 multiples 0..top of it) for non-negative `scales`
+    [n, n_sub].
+    """
     largest = scales.max(axis=1)
     inverse = np.divide(np.float32(top), largest, out=np.zeros_like(largest), where=largest > 0)
     multiples = np.minimum(np.rint(scales * inverse[:, None]), top).astype(np.uint8)
@@ -168,7 +176,8 @@ def _quantize(x: np.ndarray, sub: int, top: int, first_step: float, n_steps: int
 def _pack_head(out: np.ndarray, d: np.ndarray, dmin: np.ndarray, scales: np.ndarray, mins: np.ndarray) -> None:
     """The 16 bytes that begin Q4_K and Q5_K: d, dmin, and 8 scales and 8 minima of 6 bits in 12 bytes.
 
-    Bytes 0-3 and 4-7 hold scales and minima 0-3 in 6 bits, and above them the upper 2 bits of 4-7; bytes 8-11 their lower 4.
+    Bytes 0-3 and 4-7 hold scales and minima 0-3 in 6 bits, and above them the upper 2 bits of 4-7; bytes 8-11 their
+    lower 4.
     """
     out[:, 0:2] = d.view(np.uint8).reshape(-1, 2)
     out[:, 2:4] = dmin.view(np.uint8).reshape(-1, 2)
@@ -178,7 +187,9 @@ def _pack_head(out: np.ndarray, d: np.ndarray, dmin: np.ndarray, scales: np.ndar
 
 
 def quantize_q4_k(x: np.ndarray) -> np.ndarray:
-    """float32 [..] of whole super-blocks -> uint8 [n, 144]: head, then 4 x 32 bytes, each the nibbles of two sub-blocks."""
+    """float32 [..] of whole super-blocks -> uint8 [n, 144]: head, then 4 x 32 bytes, each the nibbles of two
+    sub-blocks.
+    """
     d, dmin, scales, mins, codes = _quantize(x, 32, 15, -1.0, 21, 1.0, 63)
     out = np.empty((codes.shape[0], 144), np.uint8)
     _pack_head(out, d, dmin, scales, mins)
@@ -188,7 +199,9 @@ def quantize_q4_k(x: np.ndarray) -> np.ndarray:
 
 
 def quantize_q5_k(x: np.ndarray) -> np.ndarray:
-    """-> uint8 [n, 176]: head, 32 bytes of fifth bits (bit s of byte i: weight i of sub-block s), then nibbles as in Q4_K."""
+    """-> uint8 [n, 176]: head, 32 bytes of fifth bits (bit s of byte i: weight i of sub-block s), then nibbles as in
+    Q4_K.
+    """
     d, dmin, scales, mins, codes = _quantize(x, 32, 31, -0.5, 16, 1.0, 63)
     out = np.empty((codes.shape[0], 176), np.uint8)
     _pack_head(out, d, dmin, scales, mins)
@@ -202,7 +215,8 @@ def quantize_q5_k(x: np.ndarray) -> np.ndarray:
 def quantize_q2_k(x: np.ndarray) -> np.ndarray:
     """-> uint8 [n, 84]: 16 bytes (scale | minimum << 4), 64 bytes of 2-bit codes, d, dmin.
 
-    Byte i of each half's 32 code bytes holds weights i, 32 + i, 64 + i, 96 + i of that half in its bit pairs from the lowest.
+    Byte i of each half's 32 code bytes holds weights i, 32 + i, 64 + i, 96 + i of that half in its bit pairs from the
+    lowest.
     """
     d, dmin, scales, mins, codes = _quantize(x, 16, 3, -0.5, 16, 0.0, 15)
     out = np.empty((codes.shape[0], 84), np.uint8)

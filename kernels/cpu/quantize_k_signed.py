@@ -1,9 +1,10 @@
 """Quantisers of the K types with a signed scale and no minimum: Q6_K and Q3_K (16 sub-blocks of 16 weights).
 
-For each sub-block several step sizes around the largest weight are tried; given the rounded codes l the best scale is sum(w x l) / sum(w l l)
-with weights w = x * x
-(for Q3_K, whose steps are coarse, plus half the sub-block's mean square), and the step that leaves the least weighted error is kept. Scales are then quantised against the super-block's largest,
-moved by one where that is better under what is really stored, and the codes rounded again.
+For each sub-block several step sizes around the largest weight are tried; given the rounded codes l the best scale is
+sum(w x l) / sum(w l l) with weights w = x * x
+(for Q3_K, whose steps are coarse, plus half the sub-block's mean square), and the step that leaves the least weighted
+error is kept. Scales are then quantised against the super-block's largest, moved by one where that is better under
+what is really stored, and the codes rounded again.
 """
 
 from __future__ import annotations
@@ -102,7 +103,9 @@ def _codes(x, half, steps, codes):
                 codes[b, i] = np.uint8(code + np.float32(half))
 
 
-def _quantize(x: np.ndarray, half: int, mean_weight: float, scale_half: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _quantize(
+    x: np.ndarray, half: int, mean_weight: float, scale_half: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(d as float16 [n], signed scale codes -scale_half .. scale_half - 1 [n, 16], codes [n, 256])."""
     blocks = x.reshape(-1, SUPER)
     scales = np.empty((blocks.shape[0], SUPER // SUB), np.float32)
@@ -119,10 +122,11 @@ def _quantize(x: np.ndarray, half: int, mean_weight: float, scale_half: int) -> 
 
 
 def quantize_q6_k(x: np.ndarray) -> np.ndarray:
-    """float32 [..] of whole super-blocks -> uint8 [n, 210]: 128 bytes of low nibbles, 64 of high bit pairs, 16 int8 scales, d.
+    """float32 [..] of whole super-blocks -> uint8 [n, 210]: 128 bytes of low nibbles, 64 of high bit pairs, 16 int8
+    scales, d.
 
-    In each half of 128 weights: byte i (0..31) has the nibbles of weights i and 64 + i, byte 32 + i those of 32 + i and 96 + i;
-    high byte i the upper bits of weights i, 32 + i, 64 + i, 96 + i from its lowest pair up.
+    In each half of 128 weights: byte i (0..31) has the nibbles of weights i and 64 + i, byte 32 + i those of 32 + i
+    and 96 + i; high byte i the upper bits of weights i, 32 + i, 64 + i, 96 + i from its lowest pair up.
     """
     d, scale_codes, codes = _quantize(x, 32, 0.0, 128)
     out = np.empty((codes.shape[0], 210), np.uint8)
@@ -139,8 +143,8 @@ def quantize_q6_k(x: np.ndarray) -> np.ndarray:
 def quantize_q3_k(x: np.ndarray) -> np.ndarray:
     """-> uint8 [n, 110]: 32 bytes of third bits, 64 of 2-bit codes (as in Q2_K), 12 of 6-bit scales, d.
 
-    Bit k of third-bit byte i belongs to weight 32 * k + i. Scales are stored plus 32: bytes 0-7 hold the low nibbles of scale i and 8 + i,
-    bytes 8-11 the upper bit pairs of scales i, 4 + i, 8 + i, 12 + i.
+    Bit k of third-bit byte i belongs to weight 32 * k + i. Scales are stored plus 32: bytes 0-7 hold the low nibbles
+    of scale i and 8 + i, bytes 8-11 the upper bit pairs of scales i, 4 + i, 8 + i, 12 + i.
     """
     d, scale_codes, codes = _quantize(x, 4, 0.5, 32)
     out = np.empty((codes.shape[0], 110), np.uint8)

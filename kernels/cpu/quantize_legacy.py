@@ -1,6 +1,7 @@
 """Round-to-nearest quantisers of the 32-weight types, bit for bit ggml's reference (no contraction, no reassociation).
 
-Codes of a block's first 16 weights go into low nibbles, of the last 16 into high ones; the fifth bits of Q5 are one 32-bit word.
+Codes of a block's first 16 weights go into low nibbles, of the last 16 into high ones; the fifth bits of Q5 are one
+32-bit word.
 """
 
 from __future__ import annotations

@@ -84,7 +84,9 @@ def weights(architecture: str = "olmoe", seed: int = 0) -> dict[str, np.ndarray]
 def write_folder(
     folder: Path, tensors: dict[str, np.ndarray] | Tensors, configuration: dict[str, Any] | None = None, shards: int = 1
 ) -> Path:
-    """A folder with config.json and weights (plain float32 arrays, or (dtype, array) pairs) in `shards` files; no tokenizer."""
+    """A folder with config.json and weights (plain float32 arrays, or (dtype, array) pairs) in `shards` files; no
+    tokenizer.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(configuration or config()))
     typed: Tensors = {name: value if isinstance(value, tuple) else ("F32", value) for name, value in tensors.items()}
@@ -106,9 +108,7 @@ def byte_level_tokenizer(**changes: Any) -> dict[str, Any]:
     """A tokenizer.json of 36 tokens: letters, two merges, a control token; cut like Qwen2."""
     letters = [chr(c) for c in range(ord("a"), ord("z") + 1)] + list("0123\u0120")
     tokens = [*letters, "ab", "abc"]
-    pattern = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
+    pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {

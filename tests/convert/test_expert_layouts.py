@@ -21,7 +21,9 @@ _EXPERT = re.compile(r"(.*)\.mlp\.experts\.(\d+)\.(\w+)_proj\.weight$")
 def chunks(path: Path) -> dict[str, bytes]:
     """Bytes of every expert tensor of a converted model."""
     with GGUFModel.open(path) as model:
-        return {name: model.read(name).tobytes() for name in model.tensors if re.search(r"\.ffn_\w+\.\d+\.weight$", name)}
+        return {
+            name: model.read(name).tobytes() for name in model.tensors if re.search(r"\.ffn_\w+\.\d+\.weight$", name)
+        }
 
 
 def stacked(tensors: dict[str, np.ndarray], layer: int, linear: str) -> np.ndarray:
@@ -43,7 +45,10 @@ def respelled(tensors: dict[str, np.ndarray], layout: str) -> dict[str, np.ndarr
         at = f"model.layers.{layer}"
         gate, up, down = (stacked(tensors, layer, linear) for linear in ("gate", "up", "down"))
         if layout == "fused":
-            out |= {f"{at}.mlp.experts.gate_up_proj": np.concatenate([gate, up], axis=1), f"{at}.mlp.experts.down_proj": down}
+            out |= {
+                f"{at}.mlp.experts.gate_up_proj": np.concatenate([gate, up], axis=1),
+                f"{at}.mlp.experts.down_proj": down,
+            }
         elif layout == "granite":
             out[f"{at}.block_sparse_moe.input_linear.weight"] = np.concatenate([gate, up], axis=1)
             out[f"{at}.block_sparse_moe.output_linear.weight"] = down

@@ -60,7 +60,9 @@ def fp8_folder(path: Path, with_scale: bool = True) -> Path:
     tensors[name] = ("F8_E4M3", np.full((HIDDEN, HIDDEN), 0x38, np.uint8))
     if with_scale:
         tensors[name + "_scale_inv"] = ("F32", np.array([[3.0]], np.float32))
-    return write_folder(path, tensors, config(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]}))  # type: ignore[arg-type]
+    return write_folder(
+        path, tensors, config(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    )  # type: ignore[arg-type]
 
 
 def test_fp8_tensor_is_scaled(tmp_path: Path) -> None:
@@ -146,7 +148,9 @@ def test_not_a_number_is_refused(tmp_path: Path) -> None:
     tensors = weights()
     tensors["model.layers.0.mlp.experts.1.up_proj.weight"][3, 3] = np.nan
     with pytest.raises(ConversionError, match=r"blk\.0\.ffn_up\.1\.weight.*NaN"):
-        converted(write_folder(tmp_path / "hf", tensors), tmp_path / "out", ConvertOptions(quant="q8_0", with_vocab=False))
+        converted(
+            write_folder(tmp_path / "hf", tensors), tmp_path / "out", ConvertOptions(quant="q8_0", with_vocab=False)
+        )
     assert not list((tmp_path / "out").glob("*.gguf"))
 
 

@@ -67,7 +67,9 @@ def test_zero_and_constant_rows_survive(quant_type: Q) -> None:
 def test_rows_do_not_depend_on_their_neighbours(quant_type: Q) -> None:
     x = heavy_tailed()
     whole = quantize_blocks(x, quant_type)
-    np.testing.assert_array_equal(whole, np.concatenate([quantize_blocks(x[i : i + 5], quant_type) for i in range(0, 24, 5)]))
+    np.testing.assert_array_equal(
+        whole, np.concatenate([quantize_blocks(x[i : i + 5], quant_type) for i in range(0, 24, 5)])
+    )
 
 
 def test_bf16_rounds_to_even_and_keeps_nan() -> None:

@@ -16,7 +16,13 @@ def chosen(quant: str | None, recipe: str | None, name: str, n_cols: int = 1024,
 
 @pytest.mark.parametrize(
     ("wanted", "stored", "n_bytes"),
-    [(Q.Q2_K, Q.IQ4_NL, 792), (Q.Q3_K, Q.IQ4_NL, 792), (Q.Q4_K, Q.Q5_0, 968), (Q.Q5_K, Q.Q5_1, 1056), (Q.Q6_K, Q.Q8_0, 1496)],
+    [
+        (Q.Q2_K, Q.IQ4_NL, 792),
+        (Q.Q3_K, Q.IQ4_NL, 792),
+        (Q.Q4_K, Q.Q5_0, 968),
+        (Q.Q5_K, Q.Q5_1, 1056),
+        (Q.Q6_K, Q.Q8_0, 1496),
+    ],
 )
 def test_rows_of_1408_fall_back_as_in_llama_cpp(wanted: Q, stored: Q, n_bytes: int) -> None:
     assert fallback_type(wanted, 1408) is stored
@@ -70,5 +76,11 @@ def test_unknown_type_lists_the_known_ones() -> None:
 
 
 def test_roles() -> None:
-    names = ["token_embd.weight", "blk.3.ffn_gate_exps.weight", "blk.3.ffn_up.9.weight", "blk.0.ffn_gate_inp.weight", "output_norm.weight"]
+    names = [
+        "token_embd.weight",
+        "blk.3.ffn_gate_exps.weight",
+        "blk.3.ffn_up.9.weight",
+        "blk.0.ffn_gate_inp.weight",
+        "output_norm.weight",
+    ]
     assert [role_of(name) for name in names] == ["embed", "exps.gate", "exps.up", "router", "norm"]

@@ -15,7 +15,9 @@ from tests.convert.checkpoints import write_safetensors
 
 
 def test_a_sound_file_is_read(tmp_path: Path) -> None:
-    path = write_safetensors(tmp_path / "a.safetensors", {"x": ("F32", np.ones((2, 3), np.float32)), "y": ("U8", np.ones(5, np.uint8))})
+    path = write_safetensors(
+        tmp_path / "a.safetensors", {"x": ("F32", np.ones((2, 3), np.float32)), "y": ("U8", np.ones(5, np.uint8))}
+    )
     tensors = {tensor.name: tensor for tensor in read_safetensors_header(path)}
     assert tensors["x"].shape == (2, 3)
     assert tensors["y"].offset == tensors["x"].offset + 24

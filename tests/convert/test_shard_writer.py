@@ -34,7 +34,10 @@ def metadata() -> Metadata:
 
 
 def tensors() -> list[OutputTensor]:
-    out = [OutputTensor("token_embd.weight", (40, 7), QuantType.F32), OutputTensor("output_norm.weight", (40,), QuantType.F32)]
+    out = [
+        OutputTensor("token_embd.weight", (40, 7), QuantType.F32),
+        OutputTensor("output_norm.weight", (40,), QuantType.F32),
+    ]
     for layer in range(2):
         for linear in ("gate", "up", "down"):  # not the order of the file
             out += [OutputTensor(f"blk.{layer}.ffn_{linear}.{e}.weight", (32, 9), QuantType.Q8_0) for e in range(3)]
@@ -73,7 +76,9 @@ def test_layout_of_the_set(tmp_path: Path) -> None:
         assert all((info.file_index == 0) == (".ffn_" not in name) for name, info in model.tensors.items())
         for layer in range(2):
             for expert in range(3):
-                spans = [model.tensors[f"blk.{layer}.ffn_{linear}.{expert}.weight"] for linear in ("gate", "up", "down")]
+                spans = [
+                    model.tensors[f"blk.{layer}.ffn_{linear}.{expert}.weight"] for linear in ("gate", "up", "down")
+                ]
                 assert len({span.file_index for span in spans}) == 1
                 assert spans[1].offset == spans[0].offset + 4096
                 assert spans[2].offset == spans[1].offset + 4096
@@ -86,7 +91,9 @@ def test_gguf_py_reads_every_shard_and_the_checksums(tmp_path: Path) -> None:
         checksums = reader.fields["pearl.tensor_checksums"].contents()
         assert len(checksums) == len(reader.tensors)
         for tensor, checksum in zip(reader.tensors, checksums, strict=True):
-            expected = content(OutputTensor(tensor.name, tuple(int(n) for n in tensor.shape), QuantType(tensor.tensor_type)))
+            expected = content(
+                OutputTensor(tensor.name, tuple(int(n) for n in tensor.shape), QuantType(tensor.tensor_type))
+            )
             assert tensor.data.tobytes() == expected.tobytes()
             assert checksum == zlib.crc32(expected)
 

@@ -1,0 +1,100 @@
+"""transformers' own saved models through the converter and back: logits, and byte-identical chunks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from convert.pipeline import ConvertOptions, convert
+from kernels.reference.backend import ReferenceBackend
+from models.config import ModelConfig
+from models.errors import GGUFError, UsageError
+from models.expert_store import ExpertStore
+from models.gguf import GGUFModel
+from models.loader import load_model
+from models.resident import ResidentExperts
+from tests.convert.checkpoints import weights, write_folder
+
+tiny_models = pytest.importorskip("tests.tiny_models", reason="transformers is needed as oracle")
+
+NO_VOCAB = ConvertOptions(quant="f32", with_vocab=False)
+
+
+def logits(path: Path, ids: np.ndarray) -> np.ndarray:
+    with GGUFModel.open(path) as file:
+        backend = ReferenceBackend()
+        model = load_model(file, backend)
+        store = ExpertStore(file, ModelConfig.from_gguf(file))
+        cache = model.new_cache(len(ids), k_dtype="f32", v_dtype="f32")
+        return model.forward(ids, cache, ResidentExperts(model, store, backend), "prefill", logits="all")
+
+
+@pytest.mark.parametrize("architecture", ["olmoe", "qwen3moe", "llama"])
+def test_folder_to_pearl_to_stock_to_pearl_keeps_the_logits(architecture: str, tmp_path: Path) -> None:
+    model = tiny_models.tiny_model(architecture)
+    folder = tiny_models.save_hf(model, tmp_path / "hf")
+    ids = tiny_models.prompt(12)
+    expected = tiny_models.hf_logits(model, ids)
+    pearl = convert(folder, tmp_path / "pearl", NO_VOCAB)
+    stock = convert(pearl, tmp_path / "stock", ConvertOptions(merge=True))
+    again = convert(stock, tmp_path / "again", ConvertOptions())
+    first = logits(pearl, ids)
+    assert np.abs(first - expected).max() <= 1e-4 * np.abs(expected).max()
+    np.testing.assert_array_equal(first, logits(stock, ids))
+    np.testing.assert_array_equal(first, logits(again, ids))
+    with GGUFModel.open(pearl) as a, GGUFModel.open(again) as b:
+        assert {n: a.read(n).tobytes() for n in a.tensors} == {n: b.read(n).tobytes() for n in b.tensors}
+    kinds = [tensor.name for tensor in gguf.GGUFReader(stock).tensors if "_exps" in tensor.name]
+    assert len(kinds) == 2 * 3
+
+
+def test_relayout_copies_metadata_with_its_types(tmp_path: Path) -> None:
+    pearl = convert(write_folder(tmp_path / "hf", weights()), tmp_path / "pearl", NO_VOCAB)
+    stock = convert(pearl, tmp_path / "merged.gguf", ConvertOptions(merge=True))
+    assert stock == tmp_path / "merged.gguf"
+    with GGUFModel.open(pearl) as a, GGUFModel.open(stock) as b:
+        own = ("split.", "pearl.", "general.alignment")
+        keep = [key for key in a.metadata if not key.startswith(own)]
+        assert [key for key in b.metadata if not key.startswith(own)] == keep
+        assert all(a.kinds[key] == b.kinds[key] and a.metadata[key] == b.metadata[key] for key in keep)
+
+
+def test_requantising_needs_a_word(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "hf", weights())
+    q8 = convert(folder, tmp_path / "q8", ConvertOptions(quant="q8_0", with_vocab=False))
+    with pytest.raises(UsageError, match="--allow-requantize"):
+        convert(q8, tmp_path / "q4", ConvertOptions(quant="q4_0"))
+    q4 = convert(q8, tmp_path / "q4", ConvertOptions(quant="q4_0", allow_requantize=True))
+    with GGUFModel.open(q4) as model:
+        assert model.tensors["blk.0.ffn_up.0.weight"].quant_type.name == "Q4_0"
+
+
+def test_merging_experts_of_different_types_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "hf", weights())
+    options = ConvertOptions(quant="f32", recipe="exps.up=q8_0", merge=True, with_vocab=False)
+    with GGUFModel.open(convert(folder, tmp_path / "mixed", options)) as model:
+        assert model.tensors["blk.0.ffn_up_exps.weight"].quant_type.name == "Q8_0"
+        assert model.tensors["blk.0.ffn_gate_exps.weight"].quant_type.name == "F32"
+
+
+def test_the_input_is_never_overwritten(tmp_path: Path) -> None:
+    pearl = convert(write_folder(tmp_path / "hf", weights()), tmp_path / "pearl", NO_VOCAB)
+    before = pearl.read_bytes()
+    with pytest.raises(UsageError, match="part of the input"):
+        convert(pearl, tmp_path / "pearl", ConvertOptions())
+    assert pearl.read_bytes() == before
+
+
+def test_truncated_gguf_is_refused_before_writing(tmp_path: Path) -> None:
+    stock = convert(
+        write_folder(tmp_path / "hf", weights()),
+        tmp_path / "s.gguf",
+        ConvertOptions(quant="f32", with_vocab=False, merge=True),
+    )
+    stock.write_bytes(stock.read_bytes()[:-5000])
+    with pytest.raises(GGUFError):
+        convert(stock, tmp_path / "out", ConvertOptions())
+    assert not (tmp_path / "out").exists()

@@ -26,6 +26,8 @@ GATE_UP = 0b011
 DOWN = 0b100
 MERGE_BYTES = 1 << 20  # longest read that a demand has to wait behind beyond one chunk
 
+_LONGEST_WAIT_S = 0.1  # a signal just before a wait begins is seen when it ends, not only at the next arrival
+
 ReadFunction = Callable[[int, int, memoryview, int], None]
 """(file_index, offset, out, needed_bytes): fill `out`; raise an exception when that many bytes are not to be had."""
 
@@ -147,7 +149,7 @@ class TransferQueue:
         self._taker_waits = True
         try:
             while not self._arrivals and (self._in_flight or self._has_waiting()):
-                self._landed.wait()
+                self._landed.wait(_LONGEST_WAIT_S)
         finally:
             self._taker_waits = False
             self.stats.stall_s += time.perf_counter() - started
@@ -160,7 +162,7 @@ class TransferQueue:
             self._taker_waits = True
             try:
                 while self._in_flight:
-                    self._landed.wait()
+                    self._landed.wait(_LONGEST_WAIT_S)
             finally:
                 self._taker_waits = False
             return self._hand_out()

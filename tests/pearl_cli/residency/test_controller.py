@@ -23,6 +23,21 @@ from tests.fake_experts import HIDDEN, WIDTH, DelayedReads, FakeStore, read_file
 K = 2
 
 
+class ScriptedNextUse:
+    """Distances that are a function of the routing alone."""
+
+    name = "scripted"
+
+    def begin(self, token_ids: np.ndarray, start: int, phase: str) -> None:
+        pass
+
+    def expected(self, layer: int, x: np.ndarray, topk_ids: np.ndarray) -> np.ndarray:
+        return np.array([np.random.default_rng(row).permutation(8) + 1.0 for row in topk_ids])
+
+    def fresh(self) -> ScriptedNextUse:
+        return self
+
+
 @contextmanager
 def controller_for(
     store: FakeStore,
@@ -40,6 +55,7 @@ def controller_for(
     controller = build_controller(
         places, plan, (HIDDEN, WIDTH), store.routers(K), backend, make_policy(policy, popularity),
         ExactRouting(backend), read or read_file(store.path), io_threads,
+        next_use=ScriptedNextUse() if policy == "pearl" else None,
     )  # fmt: skip
     try:
         yield controller

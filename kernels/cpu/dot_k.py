@@ -159,10 +159,10 @@ def row_dots(e: Emitter, quant_type: QuantType, rows: Sequence[Any], n_cols: Any
         bsum = e.load(b.add(bsum_base, b.shl(i, e.i64(5))), V16I16, 2)
         for r, row in enumerate(rows):
             block = unpack(e, b.add(row, step))
-            total = e.zero(V8I32)
+            total, apart = e.zero(V8I32), e.halves_apart(block.scales)
             for g, q in enumerate(block.q):
-                scale = e.shuffle(block.scales, [2 * g] * 8 + [2 * g + 1] * 8)
-                total = e.scaled_dot(total, q, e.load(e.at(x_base, 32 * g), V32I8), scale, block.signed)
+                x = e.load(e.at(x_base, 32 * g), V32I8)
+                total = e.scaled_dot(total, q, x, e.group_scale(apart, g), block.signed)
             if block.mins is not None and block.dmin is None:
                 total = b.sub(total, e.madd(block.mins, bsum))
             sums[2 * r] = e.fma(b.sitofp(total, V8F32), e.splat(b.fmul(block.d, dx), 8), sums[2 * r])

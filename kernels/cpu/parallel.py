@@ -7,13 +7,20 @@ costs a few microseconds); without libgomp numba's own work queue is used, and `
 from __future__ import annotations
 
 import importlib
+import os
 
 import numba
 
 _threads = 0
+_SPINS = "3000"
+"""How often an idle OpenMP thread looks for work before it sleeps: some 50 microseconds, longer than the gap between two
+kernels. libgomp's own choice is milliseconds, which starves whatever shares the cores: with four other processes on two
+cores a decode step took 200 ms with this value and seconds without."""
 
 
 def _choose_layer() -> str:
+    if "OMP_WAIT_POLICY" not in os.environ:  # libgomp reads these once, when it is loaded
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
     try:
         importlib.import_module("numba.np.ufunc.omppool")
     except ImportError:

@@ -169,6 +169,18 @@ class Emitter:
         sums = self.dot(self.zero(V8I32), weights, x, signed)
         return self.b.add(acc, self.b.mul(sums, self.b.sext(self.shuffle(scale, range(0, 16, 2)), V8I32)))
 
+    def halves_apart(self, scales: Any) -> Any:
+        """16 int16 sub-scales rearranged for `group_scale`: those of first halves of groups, then those of second halves."""
+        return self.shuffle(scales, [*range(0, 16, 2), *range(1, 16, 2)])
+
+    def group_scale(self, apart: Any, group: int) -> Any:
+        """The `scale` of scaled_dot for one group: its first half's sub-scale in 8 lanes, its second half's in 8."""
+        if self.isa in (*_VNNI, "avx2"):
+            # one shuffle within 128-bit lanes; written as a plain one, LLVM goes through scalar registers
+            index = self.const(V32I8, [2 * group, 2 * group + 1] * 16)
+            return self.b.bitcast(self._pshufb(self.b.bitcast(apart, V32I8), index), V16I16)
+        return self.shuffle(apart, [group] * 8 + [8 + group] * 8)
+
     def madd(self, x: Any, y: Any) -> Any:
         """int32 lane j = x[2j] * y[2j] + x[2j+1] * y[2j+1] of 16 int16 lanes."""
         if self.isa in (*_VNNI, "avx2"):
@@ -179,7 +191,7 @@ class Emitter:
     def lookup(self, table: Sequence[int], index: Any) -> Any:
         """table[index] for 32 byte lanes of 0..15; `table` has 16 entries."""
         if self.isa in (*_VNNI, "avx2"):
-            return self.call("llvm.x86.avx2.pshuf.b", V32I8, [self.const(V32I8, list(table) * 2), index])
+            return self._pshufb(self.const(V32I8, list(table) * 2), index)
         if self.isa == "neon":
             half = [self.shuffle(index, range(16 * h, 16 * h + 16)) for h in (0, 1)]
             row = self.const(vec(I8, 16), list(table))
@@ -191,6 +203,9 @@ class Emitter:
                 self.b.icmp_unsigned("==", index, self.const(V32I8, i)), self.const(V32I8, value), found
             )
         return found
+
+    def _pshufb(self, value: Any, index: Any) -> Any:
+        return self.call("llvm.x86.avx2.pshuf.b", V32I8, [value, index])
 
     def _vnni(self, name: str, acc: Any, x: Any, y: Any) -> Any:
         if not _VNNI_TAKES_BYTES:

@@ -19,6 +19,8 @@ COMMANDS = {
     "bench": "Measure prompt and generation speed, hit rate and bytes moved.",
     "convert": "Turn a Hugging Face folder or a GGUF into pearl shards.",
     "simulate": "Replay recorded routing through the eviction policies.",
+    "trace": "Record which experts a model chooses on given texts.",
+    "train": "Train a forecast of expert demand from a recorded trace.",
     "info": "Show what a model file holds and whether it runs here.",
     "plan": "Show where the bytes of a run would go under a ceiling.",
     "synth": "Write a model of a known shape with random weights, for speed work.",

@@ -1,0 +1,81 @@
+"""Train a forecast of expert demand from a trace and the router inputs recorded with it.
+
+horizon-mlp and trajectory forecast a layer's next events and serve eviction (--evict pearl) and prefetching; mlp
+forecasts the layer --stride layers further on and serves prefetching. Every tenth text is held out to judge the result.
+Needs torch: pip install 'pearl-moe[train]'.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from models.errors import UsageError
+
+
+@click.command(name="train", help=__doc__)
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--hidden", type=click.Path(path_type=Path), required=True, help="Router inputs: pearl trace --hidden.")
+@click.option("--predictor", type=click.Choice(["horizon-mlp", "trajectory", "mlp"]), default="horizon-mlp",
+              show_default=True, help="What to train.")  # fmt: skip
+@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The predictor file to write.")
+@click.option("--width", type=click.IntRange(min=8), help="Hidden units.  [default: 128; trajectory 64]")
+@click.option("--horizon", type=click.IntRange(1, 16), default=4, show_default=True, help="Events ahead.")
+@click.option("--stride", type=click.IntRange(1, 8), default=2, show_default=True, help="Layers ahead, for mlp.")
+@click.option("--epochs", type=click.IntRange(min=1), default=8, show_default=True, help="Passes over the trace.")
+@click.option("-t", "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of torch.")
+@click.option("-s", "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Random seed.")
+def command(
+    trace: Path,
+    hidden: Path,
+    predictor: str,
+    out: Path,
+    width: int | None,
+    horizon: int,
+    stride: int,
+    epochs: int,
+    threads: int,
+    seed: int,
+) -> None:
+    from pearl_cli.predict.judge import judged
+    from pearl_cli.predict.predictor_file import PredictorCard, load_predictor, save_predictor
+    from pearl_cli.predict.train_data import load_recorded, split_by_turn
+    from pearl_cli.terminal import Progress, Terminal
+
+    try:
+        from pearl_cli.predict.train import TrainOptions, train
+        from pearl_cli.predict.train_threads import set_threads
+    except ImportError as error:
+        raise UsageError("pearl train needs torch: pip install 'pearl-moe[train]'") from error
+    terminal = Terminal()
+    set_threads(threads)
+    recorded = load_recorded(trace, hidden)
+    learned_from, held_out = split_by_turn(recorded)
+    is_stride = predictor == "mlp"
+    options = TrainOptions(
+        predictor, width or (64 if predictor == "trajectory" else 128), 1 if is_stride else horizon, stride, epochs, seed
+    )
+    tensors = train(learned_from, options, Progress(terminal, f"training {predictor}"))
+    card = PredictorCard(
+        kind=predictor,
+        fingerprint=recorded.fingerprint,
+        model=recorded.trace.model,
+        layers=tuple(recorded.layers),
+        num_experts=recorded.trace.num_experts,
+        num_experts_per_tok=recorded.trace.num_experts_per_tok,
+        hidden_size=recorded.hidden.shape[2],
+        width=options.width,
+        horizon=options.horizon,
+        stride=stride if is_stride else 0,
+        training_tokens=len(learned_from.hidden),
+        held_out_tokens=0,
+        recall=(0.0,) * options.horizon,
+        ece=0.0,
+    )
+    save_predictor(out, card, tensors)
+    card, stored = load_predictor(out)  # judged as stored, in half precision
+    card = judged(held_out, card, stored)
+    save_predictor(out, card, stored)
+    for line in card.lines():
+        click.echo(line)

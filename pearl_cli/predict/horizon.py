@@ -1,0 +1,70 @@
+"""Probabilities of use at the next K events of a layer, from its router's input and its own past: kind `horizon-mlp`.
+
+logits = W2 relu(W1 x + b1) + b2 + sum_f C_kf log-feature_f of the layer's reuse history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pearl_cli.predict.expected_next_use import expected_next_use
+from pearl_cli.predict.predictor_file import PredictorCard
+from pearl_cli.predict.reuse_history import NUM_FEATURES, ReuseHistory
+
+
+class HorizonForecaster:
+    """A `NextUse` with one network per layer. latest[layer]: float32 [K, E] after the layer's newest event, or None."""
+
+    def __init__(self, card: PredictorCard, arrays: Mapping[str, np.ndarray]) -> None:
+        """arrays: as `load_predictor` returns them; shared, not changed."""
+        self.name = card.kind
+        self.card = card
+        self.latest: dict[int, np.ndarray] = {}
+        self._arrays = arrays
+        self._history = {layer: ReuseHistory(card.num_experts, card.num_experts_per_tok) for layer in card.layers}
+        self._features = np.empty((NUM_FEATURES, card.num_experts), np.float32)
+
+    def begin(self, token_ids: np.ndarray, start: int, phase: str) -> None:
+        pass
+
+    def fresh(self) -> HorizonForecaster:
+        return type(self)(self.card, self._arrays)
+
+    def expected(self, layer: int, x: np.ndarray, topk_ids: np.ndarray) -> np.ndarray:
+        """As `NextUse.expected`."""
+        probabilities, tails = self.observe(layer, x, topk_ids)
+        return expected_next_use(probabilities, tails)
+
+    def observe(self, layer: int, x: np.ndarray, topk_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """One call of `layer`: (probabilities float32 [T, K, E], tails float64 [T, E]); remembers the events."""
+        card, blk = self.card, f"blk.{layer}."
+        logits = self._states(layer, x) @ self._arrays[blk + "w2"]
+        logits += self._arrays[blk + "b2"]
+        logits = logits.reshape(len(x), card.horizon, card.num_experts)
+        c, history = self._arrays[blk + "c"], self._history[layer]
+        tails = np.empty((len(x), card.num_experts))
+        for token, ids in enumerate(topk_ids):
+            history.record(ids)
+            history.features(self._features)
+            logits[token] += c @ self._features
+            tails[token] = history.tail
+        probabilities = sigmoid(logits)
+        self.latest[layer] = probabilities[-1]
+        return probabilities, tails
+
+    def _states(self, layer: int, x: np.ndarray) -> np.ndarray:
+        """float32 [T, width] that the head reads."""
+        h = x @ self._arrays[f"blk.{layer}.w1"]
+        h += self._arrays[f"blk.{layer}.b1"]
+        return np.maximum(h, 0.0, out=h)
+
+
+def sigmoid(z: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-z)) in place, float32; z beyond 30 is cut, where nothing is lost."""
+    np.clip(z, -30.0, 30.0, out=z)
+    np.negative(z, out=z)
+    np.exp(z, out=z)
+    z += 1.0
+    return np.reciprocal(z, out=z)

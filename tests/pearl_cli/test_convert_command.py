@@ -1,0 +1,186 @@
+"""`pearl convert` and `pearl synth` through the command line: output, exit codes, nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.gguf import GGUFModel
+from pearl_cli.main import run
+from tests.convert.checkpoints import config, weights, write_folder, write_safetensors
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "hf", weights())
+
+
+def test_last_line_is_the_path_to_open(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["convert", str(folder), "-o", str(tmp_path / "out"), "--quant", "q8_0", "--no-vocab"]) == 0
+    path = Path(capsys.readouterr().out.splitlines()[-1])
+    assert path == tmp_path / "out" / "hf-Q8_0-00001-of-00002.gguf"
+    with GGUFModel.open(path) as model:
+        assert model.tensors["blk.1.ffn_down.3.weight"].quant_type.name == "Q8_0"
+
+
+def test_dry_run_writes_nothing(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    args = ["convert", str(folder), "-o", str(tmp_path / "out"), "--quant", "q8_0", "--no-vocab", "--dry-run"]
+    assert run(args) == 0
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if line.startswith("exps.down"))
+    # 2 layers of 4 experts of 32 x 32 weights at 34 bytes for 32; 2 of 4 experts are read a token
+    assert row.split() == ["exps.down", "8", "Q8_0", "8.5", "KiB", "8.50", "4.2", "KiB"]
+    assert out.splitlines()[-1].endswith("hf-Q8_0-00001-of-00002.gguf")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["nowhere", "-o", "out"], "nowhere"),
+        (["hf"], "-o"),
+        (["hf", "-o", "out", "--no-vocab", "--quant", "q9"], "'q9'"),
+        (["hf", "-o", "out", "--no-vocab", "--recipe", "all=q8_0"], "role 'all'"),
+        (["hf", "-o", "out"], "tokenizer.json"),
+        (["hf", "-o", "out.gguf", "--no-vocab"], "--merge"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    args: list[str], says: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert run(["convert", *args]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert len(err.splitlines()) == 1
+    assert not (folder.parent / "out").exists()
+
+
+def test_full_disk_in_a_real_process(folder: Path, tmp_path: Path) -> None:
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+    command = [sys.executable, "-m", "pearl_cli", "convert", str(folder), "-o", str(tmp_path / "out"), "--no-vocab"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=limit)
+    assert done.returncode == 1
+    assert "no space" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "out").glob("*.gguf"))
+    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
+    assert len(list((tmp_path / "out").glob("*.gguf"))) == 2
+    assert not list((tmp_path / "out").glob("*.partial"))
+
+
+def sparse_folder(path: Path, n_experts: int, width: int, hidden: int) -> Path:
+    """A one-layer checkpoint whose expert weights are holes in a sparse file: they cost no disk."""
+    import json
+    import struct
+
+    shapes = {
+        "model.embed_tokens.weight": (40, hidden),
+        "model.norm.weight": (hidden,),
+        "model.layers.0.input_layernorm.weight": (hidden,),
+        "model.layers.0.post_attention_layernorm.weight": (hidden,),
+        "model.layers.0.self_attn.q_proj.weight": (32, hidden),
+        "model.layers.0.self_attn.k_proj.weight": (16, hidden),
+        "model.layers.0.self_attn.v_proj.weight": (16, hidden),
+        "model.layers.0.self_attn.o_proj.weight": (hidden, 32),
+        "model.layers.0.mlp.gate.weight": (n_experts, hidden),
+        "model.layers.0.mlp.experts.gate_up_proj": (n_experts, 2 * width, hidden),
+        "model.layers.0.mlp.experts.down_proj": (n_experts, hidden, width),
+    }
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        n_bytes = int(np.prod(shape)) * 4
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + n_bytes]}
+        at += n_bytes
+    path.mkdir()
+    text = json.dumps(header).encode()
+    with (path / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + at)
+    changes = {"num_hidden_layers": 1, "num_experts": n_experts, "intermediate_size": width, "hidden_size": hidden}
+    (path / "config.json").write_text(json.dumps(config(**changes)))
+    return path
+
+
+def peak_rss_bytes(*args: str) -> int:
+    code = (
+        "import sys\nfrom pearl_cli.main import run\nassert run(sys.argv[1:]) == 0\n"
+        "print([line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')][0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True, check=True)
+    return int(done.stdout.split()[-1]) * 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_memory_is_bounded_by_an_expert_not_by_the_model(tmp_path: Path) -> None:
+    expert_bytes = 1024 * 1024 * 4
+    small = sparse_folder(tmp_path / "small", 2, 1024, 1024)
+    large = sparse_folder(tmp_path / "large", 24, 1024, 1024)
+    flags = ["--no-vocab", "--quant", "q8_0", "-t", "2"]
+    base = peak_rss_bytes("convert", str(small), "-o", str(tmp_path / "a"), *flags)
+    peak = peak_rss_bytes("convert", str(large), "-o", str(tmp_path / "b"), *flags)
+    assert peak <= base + 4 * expert_bytes
+
+
+def test_interrupt_gives_130_and_leaves_nothing_finished(tmp_path: Path) -> None:
+    folder = sparse_folder(tmp_path / "hf", 64, 1024, 1024)
+    out = tmp_path / "out"
+    command = [
+        sys.executable,
+        "-m",
+        "pearl_cli",
+        "convert",
+        str(folder),
+        "-o",
+        str(out),
+        "--no-vocab",
+        "--quant",
+        "q6_k",
+    ]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(out.glob("*.gguf.partial")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "goes on from here" in err
+    assert not list(out.glob("*.gguf"))
+
+
+def test_git_lfs_pointer_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9")
+    assert run(["convert", str(folder), "-o", str(tmp_path / "out"), "--no-vocab"]) == 2
+    assert "run git lfs pull" in capsys.readouterr().err
+
+
+def test_extra_tensors_can_be_left_behind(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_safetensors(
+        folder / "model.safetensors", {n: ("F32", a) for n, a in {**weights(), "extra": np.ones(2, np.float32)}.items()}
+    )
+    args = ["convert", str(folder), "-o", str(tmp_path / "out"), "--no-vocab"]
+    assert run(args) == 2
+    assert run([*args, "--allow-unmapped"]) == 0
+    assert "left behind" in capsys.readouterr().err
+
+
+def test_synth_names_what_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["synth", "no-such-model", "-o", str(tmp_path / "x")]) == 2
+    assert "olmoe-1b-7b, qwen3-30b-a3b, mixtral-8x7b" in capsys.readouterr().err
+    assert run(["synth", "olmoe-1b-7b", "-o", str(tmp_path / "x"), "--quant", "iq4_nl"]) == 2
+    assert "'iq4_nl'" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from numba import njit, prange
 from kernels.backend import Activations, Weight
 from kernels.cpu.addresses import address
 from kernels.cpu.dequant_path import dots_dequantized
-from kernels.cpu.matmul import MIN_TOKENS, TileTable, matmul
+from kernels.cpu.matmul import MIN_TOKENS, TileTable, matmul, matmul_dequantized
 from kernels.cpu.native_call import call_native
 from kernels.cpu.parallel import num_threads
 from kernels.cpu.quantize_activations import FORM_F32, FORM_KEYS, quantize
@@ -131,7 +131,11 @@ def linear(a: Activations, weights: tuple[Weight, ...], plans: LinearPlans) -> n
     if not plan.direct:
         for (rows, matrix, _, first, n_rows, _), w in zip(plan.table.tolist(), weights, strict=True):
             if not rows:
-                dots_dequantized(matrix, w.quant_type, n_rows, a.x, out[:, first : first + n_rows], plans.types)
+                columns = out[:, first : first + n_rows]
+                if n_tokens < MIN_TOKENS:
+                    dots_dequantized(matrix, w.quant_type, n_rows, a.x, columns, plans.types)
+                else:
+                    matmul_dequantized(matrix, w.quant_type, n_rows, a.x, columns, plans.tiles, num_threads())
     records = records_of(a, plan.forms, plans.types)
     if n_tokens < MIN_TOKENS:
         _linear(plan.table, a.x, *records, out, num_threads())

@@ -26,12 +26,14 @@ PREFILL, DECODE = 0, 1
 class Event:
     """What one layer chose in one pass: ids in token order and rank order, repeats kept.
 
-    A prefill is one pass, a decode step is one.
+    A prefill is one pass, a decode step is one; `step` is the context position, of the first token for a prefill.
     """
 
     phase: int
     layer: int
     expert_ids: np.ndarray
+    turn: int = 0
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class RouteTrace:
         starts = np.flatnonzero(np.append(True, (keys[1:] != keys[:-1]).any(axis=1)))
         experts = self.rows[order, 5]
         for start, ids in zip(starts, np.split(experts, starts[1:]), strict=True):
-            yield Event(int(keys[start, 1]), int(keys[start, 3]), ids)
+            row_turn, row_phase, row_step, row_layer = (int(value) for value in keys[start])
+            yield Event(row_phase, row_layer, ids, row_turn, row_step)
 
 
 def read_trace(path: Path) -> RouteTrace:

@@ -113,6 +113,7 @@ def _open(
     backend = _make_backend(threads, gguf, progress)
     places = ExpertPlaces.of(ExpertStore(gguf, config))
     plan = plan_run(gguf, config, places, options, default_budget)
+    _warn_of_tight_slots(plan, config, notify)
     loaded = load_model(gguf, backend)
     cache = loaded.new_cache(plan.needs.context, options.cache_type_k, options.cache_type_v)
     evict = DEFAULT_EVICT if options.evict == "auto" else options.evict
@@ -157,6 +158,17 @@ def _open(
         opened.close()
         raise
     return opened
+
+
+def _warn_of_tight_slots(plan: MemoryPlan, config: ModelConfig, notify: Callable[[str], None] | None) -> None:
+    """Below the experts of one token a layer cannot keep anything useful for the next."""
+    kept = min(plan.slots.capacities[layer] for layer in config.moe_layers)
+    used = config.router.num_experts_per_tok
+    if kept < used and notify is not None:
+        notify(
+            f"the expert slots hold {kept} experts a layer and every token uses {used}: most will be read again for"
+            " each token; a larger --budget or --ram helps more than anything else"
+        )
 
 
 def _profile_of(

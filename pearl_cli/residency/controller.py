@@ -124,7 +124,7 @@ class ResidencyController:
         return combined
 
     def end(self) -> None:
-        if self._broken:
+        if self._broken and self.queue.forget_queued():  # else the next call waits for what is in flight, not this one
             self._recover()
         self.last_call = self.totals - self._before
 
@@ -311,7 +311,9 @@ class ResidencyController:
                 call.gate_up_ready, call.down_ready = [], []
                 return gate_up, down
             self._queue_todo(call, state)
-            arrivals = self.queue.take(block=True)
+            arrivals = self.queue.take(block=True, cancelled=self.cancelled)
+            if not arrivals and self.cancelled is not None and self.cancelled():
+                raise CallCancelled
             if not arrivals:
                 waiting = list(call.todo)
                 raise RuntimeError(f"layer {call.layer}: experts {waiting} wait for slots and nothing is on its way")

@@ -133,32 +133,40 @@ class TransferQueue:
             self.stats.dropped += 1
             return load.outstanding == 0
 
-    def take(self, block: bool) -> list[Arrival]:
+    def take(self, block: bool, cancelled: Callable[[], bool] | None = None) -> list[Arrival]:
         """Arrivals since the last call, in order of arrival. With `block`, wait for one while any work is queued or in
-        flight.
+        flight and `cancelled`, asked ten times a second, does not say True.
         """
         if not block and not self._arrivals:
             return []
         with self._lock:
             if block and not self._arrivals:
-                self._wait_for_arrival()
+                self._wait_for_arrival(cancelled)
             return self._hand_out()
 
-    def _wait_for_arrival(self) -> None:
+    def _wait_for_arrival(self, cancelled: Callable[[], bool] | None) -> None:
         started = time.perf_counter()
         self._taker_waits = True
         try:
             while not self._arrivals and (self._in_flight or self._has_waiting()):
+                if cancelled is not None and cancelled():
+                    return
                 self._landed.wait(_LONGEST_WAIT_S)
         finally:
             self._taker_waits = False
             self.stats.stall_s += time.perf_counter() - started
 
-    def abort(self) -> list[Arrival]:
-        """Forget everything queued, wait for the reads in flight and return every arrival not taken yet."""
+    def forget_queued(self) -> bool:
+        """Drop whatever no reader has begun. True when nothing is in flight either."""
         with self._lock:
             self._high.clear()
             self._low.clear()
+            return not self._in_flight
+
+    def abort(self) -> list[Arrival]:
+        """Forget everything queued, wait for the reads in flight and return every arrival not taken yet."""
+        self.forget_queued()
+        with self._lock:
             self._taker_waits = True
             try:
                 while self._in_flight:

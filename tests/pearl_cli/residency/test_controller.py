@@ -169,6 +169,7 @@ def test_failed_read_is_reported_and_mended(tmp_path: Path) -> None:
         broken["now"] = True
         with pytest.raises(ReadFailure, match="Input/output error"):
             run_calls(controller, store, seed=6, sizes=[1, 1, 1])
+        controller.begin(np.zeros(0, np.int64), 0, "decode")  # waits for reads in flight
         controller.end()
         check_slots(controller)
         broken["now"] = False

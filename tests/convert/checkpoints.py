@@ -108,7 +108,8 @@ def byte_level_tokenizer(**changes: Any) -> dict[str, Any]:
     """A tokenizer.json of 36 tokens: letters, two merges, a control token; cut like Qwen2."""
     letters = [chr(c) for c in range(ord("a"), ord("z") + 1)] + list("0123\u0120")
     tokens = [*letters, "ab", "abc"]
-    pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    pattern = words + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {

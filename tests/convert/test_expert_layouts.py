@@ -120,5 +120,5 @@ def test_stack_of_the_wrong_orientation_is_refused(tmp_path: Path) -> None:
     tensors = respelled(weights(), "fused")
     name = "model.layers.0.mlp.experts.gate_up_proj"
     tensors[name] = tensors[name].transpose(0, 2, 1)
-    with pytest.raises(CheckpointError, match="gate_up_proj.*shape"):
+    with pytest.raises(CheckpointError, match=r"gate_up_proj.*shape"):
         convert(write_folder(tmp_path / "hf", tensors, config()), tmp_path / "out", PLAIN)

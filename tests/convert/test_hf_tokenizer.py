@@ -77,7 +77,7 @@ def with_split(pattern: dict[str, str]) -> dict[str, Any]:
 @pytest.mark.parametrize("pattern", [{"Regex": "[a-c]+"}, {"String": r"\p{N}"}])
 def test_unknown_cutting_is_named_and_can_be_overridden(folder: Path, pattern: dict[str, str]) -> None:
     write_tokenizer(folder, with_split(pattern))
-    with pytest.raises(UnsupportedTokenizer, match="cuts text by.*--pre NAME"):
+    with pytest.raises(UnsupportedTokenizer, match=r"cuts text by.*--pre NAME"):
         metadata_of(folder)
     assert metadata_of(folder, pre="llama-bpe")["tokenizer.ggml.pre"] == "llama-bpe"
 

@@ -111,7 +111,7 @@ def test_all_missing_shards_are_listed(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "hf", weights(), shards=4)
     for index in (2, 4):
         (folder / f"model-{index:05d}-of-00004.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="00002-of-00004.*00004-of-00004"):
+    with pytest.raises(CheckpointError, match=r"00002-of-00004.*00004-of-00004"):
         converted(folder, tmp_path / "out")
 
 

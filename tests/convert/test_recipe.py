@@ -71,7 +71,7 @@ def test_bad_recipes_are_named(recipe: str) -> None:
 
 
 def test_unknown_type_lists_the_known_ones() -> None:
-    with pytest.raises(UnsupportedQuantType, match="'q9'.*Q4_K.*Q6_K"):
+    with pytest.raises(UnsupportedQuantType, match=r"'q9'.*Q4_K.*Q6_K"):
         parse_recipe("q9", None)
 
 

@@ -219,7 +219,7 @@ def test_full_disk_leaves_nothing_finished_and_resumes(tmp_path: Path, monkeypat
         return real(descriptor, data, at)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(DiskFullError, match="no space: need .* have .* rerun"):
+    with pytest.raises(DiskFullError, match=r"no space: need .* have .* rerun"):
         write(tmp_path / "out")
     monkeypatch.undo()
     assert not list((tmp_path / "out").glob("*.gguf"))

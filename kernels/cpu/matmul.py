@@ -80,8 +80,7 @@ def tile_range(n_rows, lanes, part, n_parts):
 
 @njit(nogil=True, cache=True)
 def tile_rows(kernel, address, first, stop, n_cols, lanes, n_tokens, x_rows, out_rows, first_column, scratch):
-    """Rows first..stop-1 of the matrix at `address` times n_tokens records; row r goes to float column first_column +
-    r.
+    """Rows first..stop-1 of the matrix at `address` times n_tokens records; row r goes to column first_column + r.
 
     kernel: a row of TileTable.functions. x_rows, out_rows: addresses of int64 arrays of addresses, one a token.
     """
@@ -94,9 +93,7 @@ def tile_rows(kernel, address, first, stop, n_cols, lanes, n_tokens, x_rows, out
 
 @njit(nogil=True, cache=True, parallel=True)
 def _matmul(functions, plan, lanes, n_cols, x_rows, out_rows, scratch, scratch_bytes, n_parts):
-    """plan int64 [n_weights, 4]: quant type id, address, rows, first column. x_rows int64 [3, T] by FORM_*, out_rows
-    [T].
-    """
+    """plan int64 [n_weights, 4]: type id, address, rows, first column; x_rows int64 [3, T] by FORM_*; out_rows [T]."""
     for part in prange(n_parts):
         for w in range(plan.shape[0]):
             kernel = functions[plan[w, 0]]
@@ -139,8 +136,7 @@ def matmul(
 def matmul_dequantized(
     address: int, quant_type: QuantType, n_rows: int, x: np.ndarray, out: np.ndarray, tiles: TileTable, n_parts: int
 ) -> None:
-    """out [T, n_rows] = x [T, n_cols] @ W^T for blocks of a type without a tile kernel, a slice of float32 rows at a
-    time.
+    """out [T, n_rows] = x [T, n_cols] @ W^T for blocks without a tile kernel, a slice of float32 rows at a time.
 
     Rows of float32 x and out may lie apart; out is written.
     """

@@ -38,8 +38,7 @@ def is_biased(quant_type: QuantType, isa: str) -> bool:
 
 
 def has_minima(quant_type: QuantType, isa: str) -> bool:
-    """Whether blocks carry something that multiplies sums of activations. A bias of a K type is undone there as well.
-    """
+    """Whether blocks carry something that multiplies sums of activations; a bias of a K type is undone there too."""
     if quant_type in dot_k.UNPACK:
         return quant_type != QuantType.IQ4_XS or is_biased(quant_type, isa)
     return quant_type in _LEGACY_MINIMA
@@ -196,8 +195,7 @@ def _emit_float(e: Emitter, quant_type: QuantType, w: Any, row_bytes: Any, n_row
 
 
 def emit_tile(quant_type: QuantType) -> Callable[..., None]:
-    """Emits `void tile(w, row_bytes, n_rows, n_cols, tile)`: decode n_rows (1..lanes) rows of blocks at w into `tile`.
-    """
+    """Emits `void tile(w, row_bytes, n_rows, n_cols, tile)`: decode n_rows (1..lanes) rows of blocks at w."""
     emit = _emit_float if quant_type in FLOAT_TYPES else _emit_quantised
 
     def body(e: Emitter, w: Any, row_bytes: Any, n_rows: Any, n_cols: Any, tile: Any) -> None:

@@ -46,7 +46,6 @@ def member_paths(path: Path, header: Header) -> list[Path]:
         raise GGUFError(
             f"{path}: the name says {int(match['count'])} parts, {SPLIT_COUNT} says {count}; download it again"
         )
-    _check_number(path, header, int(match["number"]) - 1)
     paths = [path.with_name(f"{match['stem']}-{i + 1:05d}-of-{count:05d}.gguf") for i in range(count)]
     _check_all_present(path, paths)
     return paths

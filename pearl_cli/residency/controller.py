@@ -15,15 +15,15 @@ import numpy as np
 
 from kernels.backend import Activations, Array, Backend
 from kernels.grouping import group_by_expert
-from models.errors import ReadFailure
 from models.expert_provider import RouterWeights, Routing
 from pearl_cli.predict.base import NextUse
 from pearl_cli.residency.arena import SlotArena
 from pearl_cli.residency.gate_call import GateCall
 from pearl_cli.residency.layer_state import LayerState
 from pearl_cli.residency.prefetch import Prefetcher
-from pearl_cli.residency.stats import DemandStats, TokenStats
-from pearl_cli.residency.transfer import Arrival, Load, TransferQueue
+from pearl_cli.residency.slot_keeper import SlotKeeper
+from pearl_cli.residency.stats import TokenStats
+from pearl_cli.residency.transfer import Load, TransferQueue
 from pearl_cli.routing.base import RoutingPolicy
 
 _PREFILL_BATCH = 4  # resident groups computed between two looks at the arrivals, while transient experts wait for slots
@@ -52,7 +52,8 @@ class ResidencyController:
         self.layers = layers
         self.queue = queue
         self.arena = arena
-        self.demand = DemandStats(len(layers))
+        self._slots = SlotKeeper(layers, arena, queue, prefetcher)
+        self.demand = self._slots.demand
         self.last_call = TokenStats()
         self.cancelled: Callable[[], bool] | None = None
         self._routers = routers
@@ -60,7 +61,6 @@ class ResidencyController:
         self._routing = routing
         self._prefetcher = prefetcher
         self._next_use = next_use
-        self._call: GateCall | None = None
         self._phase = "decode"
         self._broken = False
         self._before = TokenStats()
@@ -93,7 +93,7 @@ class ResidencyController:
         if router is None:
             raise ValueError(f"layer {layer} has no experts")
         routing = self._routing.select(router, residual, a, router_logits)
-        self._call = self._gate(layer, a, routing)
+        self._slots.call = self._gate(layer, a, routing)
         if self._prefetcher is not None and self._phase == "decode":
             self._prefetcher.forecast(layer, residual, a, routing)
         return routing
@@ -102,11 +102,11 @@ class ResidencyController:
         """As `ExpertProvider.compute`. Raises ReadFailure when an expert's bytes cannot be had; the next call starts
         clean.
         """
-        call = self._call
+        call = self._slots.call
         if call is None or call.routing is not routing or call.layer != layer:
             call = self._gate(layer, a, routing)
-        self._call = call
-        state = self._state(layer)
+        self._slots.call = call
+        state = self._slots.state(layer)
         backend, table, groups = self._backend, state.table, call.groups
         h, d = backend.pair_buffers(groups.token_ids.size, table.intermediate_size, table.hidden_size)
         while call.open_groups:
@@ -117,9 +117,9 @@ class ResidencyController:
                 backend.expert_down(h, table, groups, down, d)
                 self._leave(call, state, down)
             if call.open_groups:
-                self._settle(self.queue.take(block=False))
+                self._slots.settle(self.queue.take(block=False))
         combined = backend.expert_combine(d, groups, routing.topk_weights)
-        self._call = None
+        self._slots.call = None
         self._broken = False
         return combined
 
@@ -141,44 +141,20 @@ class ResidencyController:
     def load_experts(
         self, pairs: Iterable[tuple[int, int]], progress: Callable[[int], None] | None = None
     ) -> None:
-        """Read (layer, expert) pairs into free room of their layers' budgets, in the given order; pairs without room
-        are passed over.
-
-        progress(n_bytes) is told of every chunk landed. Raises ReadFailure.
-        """
+        """See `SlotKeeper.load_experts`."""
         self._broken = True
-        pending: set[Load] = set()
-        for layer, expert in pairs:
-            state = self._state(layer)
-            if state.cache.resident[expert] or np.count_nonzero(state.cache.resident) >= state.cache.capacity:
-                continue
-            slot = self.arena.take(state.size_class)
-            if slot < 0:
-                continue
-            state.cache.admit(expert)
-            load = state.new_load(expert, slot, self.arena, demanded=True)
-            pending.add(load)
-            self.queue.demand([load])
-        while pending:
-            for arrival in self.queue.take(block=True):
-                self._settle([arrival])
-                if progress is not None:
-                    progress(sum(p.n_bytes for i, p in enumerate(arrival.load.places) if arrival.mask >> i & 1))
-                if arrival.load.expert not in self._state(arrival.load.layer).loads:
-                    pending.discard(arrival.load)
+        self._slots.load_experts(pairs, progress)
         self._broken = False
 
-    def _state(self, layer: int) -> LayerState:
-        state = self.layers[layer]
-        if state is None:
-            raise ValueError(f"layer {layer} has no experts")
-        return state
+    def _recover(self) -> None:
+        self._slots.recover()
+        self._broken = False
 
     def _gate(self, layer: int, a: Activations, routing: Routing) -> GateCall:
         """Everything that is known at the gate: hits, what the budget keeps from now on, and the demands."""
         self._broken = True
-        state = self._state(layer)
-        self._settle(self.queue.take(block=False))
+        state = self._slots.state(layer)
+        self._slots.settle(self.queue.take(block=False))
         groups = group_by_expert(routing.topk_ids)
         next_use = None
         if self._next_use is not None and state.cache.capacity < state.num_experts:
@@ -190,59 +166,13 @@ class ResidencyController:
         n_missing = int(np.count_nonzero(slots < 0))
         self.demand.hits[layer] += slots.size - n_missing
         self.demand.misses[layer] += n_missing
-        self._drop_unwanted(state, call)
+        self._slots.drop_unwanted(state, call)
         if not n_missing:
             call.ready = list(range(slots.size))
             return call
         call.ready = np.flatnonzero(slots >= 0).tolist()
         self._demand_missing(state, call, groups.expert_ids[slots < 0].tolist())
         return call
-
-    def _drop_unwanted(self, state: LayerState, call: GateCall) -> None:
-        """Free the slots of experts that the budget no longer keeps and this call does not use; drop forecasts that
-        were wrong.
-        """
-        unwanted = (state.slot_of >= 0) > call.keeps
-        if unwanted.any():
-            for expert in np.flatnonzero(unwanted).tolist():
-                if expert not in call.group_of:
-                    self._forget_guest(state, expert, useful=False)
-                    state.vacate(expert, self.arena)
-        for load in [load for expert, load in state.loads.items() if expert not in call.group_of]:
-            self._drop(state, load)
-        if self._prefetcher is not None:
-            for expert in call.group_of:
-                self._forget_guest(state, expert, useful=True)
-
-    def _forget_guest(self, state: LayerState, expert: int, useful: bool) -> None:
-        """A landed forecast met its layer's gate, or gave up its slot."""
-        if self._prefetcher is not None and self._prefetcher.forget_guest(state.layer, expert):
-            self._count_forecast(state.expert_bytes[expert], useful)
-
-    def _count_forecast(self, n_bytes: int, useful: bool) -> None:
-        if useful:
-            self.demand.useful_prefetch_bytes += n_bytes
-        else:
-            self.demand.wasted_prefetch_bytes += n_bytes
-        if self._prefetcher is not None and n_bytes:
-            self._prefetcher.governor.settle(useful)
-
-    def _drop(self, state: LayerState, load: Load) -> bool:
-        """Give up a forecast that is still on its way. True when its slot is free now; else it is freed by the last
-        outstanding arrival.
-        """
-        del state.loads[load.expert]
-        state.clear_addresses(load.expert)
-        self._count_forecast(load.early_bytes, useful=False)
-        free = self.queue.drop(load)
-        if free:
-            self._release_dropped(load)
-        return free
-
-    def _release_dropped(self, load: Load) -> None:
-        if load.slot >= 0:
-            self.arena.release(load.slot)
-            load.slot = -1
 
     def _demand_missing(self, state: LayerState, call: GateCall, missing: list[int]) -> None:
         """Promote what is on its way, queue the rest: first experts that leave again, so that they pass through while
@@ -262,41 +192,19 @@ class ResidencyController:
         self.queue.promote(loads)
         self.demand.promoted += len(loads)
         for load in loads:
-            self._count_forecast(load.early_bytes, useful=True)
+            self._slots.count_forecast(load.early_bytes, useful=True)
             self.demand.miss_bytes += sum(place.n_bytes for place in load.places) - load.early_bytes
             call.note_landed(load)
 
     def _queue_todo(self, call: GateCall, state: LayerState) -> None:
         loads = []
         while call.todo:
-            slot = self._take_slot(state)
+            slot = self._slots.take_slot(state)
             if slot < 0:
                 break
             loads.append(state.new_load(call.todo.popleft(), slot, self.arena, demanded=True))
         if loads:
             self.queue.demand(loads)
-
-    def _take_slot(self, state: LayerState) -> int:
-        """A slot for a demand: a free one, else one that a forecast holds and can give up at once."""
-        slot = self.arena.take(state.size_class)
-        if slot >= 0 or self._prefetcher is None:
-            return slot
-        self._reclaim_forecast(state)
-        return self.arena.take(state.size_class)
-
-    def _reclaim_forecast(self, state: LayerState) -> None:
-        guest = self._prefetcher.oldest_guest(state.size_class) if self._prefetcher is not None else None
-        if guest is not None:
-            owner = self._state(guest[0])
-            self._forget_guest(owner, guest[1], useful=False)
-            owner.vacate(guest[1], self.arena)
-            return
-        for other in self.layers:
-            if other is None or other.size_class != state.size_class:
-                continue
-            for load in [load for load in other.loads.values() if not load.demanded]:
-                if self._drop(other, load):
-                    return
 
     def _next_work(self, call: GateCall, state: LayerState) -> tuple[np.ndarray, np.ndarray]:
         """Groups whose gate and up, and groups whose down, can be computed now; waits for an arrival when there are
@@ -317,7 +225,7 @@ class ResidencyController:
             if not arrivals:
                 waiting = list(call.todo)
                 raise RuntimeError(f"layer {call.layer}: experts {waiting} wait for slots and nothing is on its way")
-            self._settle(arrivals)
+            self._slots.settle(arrivals)
 
     def _leave(self, call: GateCall, state: LayerState, computed: np.ndarray) -> None:
         """After the last use in this call: experts that the budget does not keep make room for those still to come."""
@@ -327,52 +235,3 @@ class ResidencyController:
                 state.vacate(expert, self.arena)
         if call.todo:
             self._queue_todo(call, state)
-
-    def _settle(self, arrivals: list[Arrival]) -> None:
-        """Take note of chunks that landed. Raises the error of a demanded read; a forecast that failed is only given
-        up.
-        """
-        failure: Exception | None = None
-        for arrival in arrivals:
-            load = arrival.load
-            state = self._state(load.layer)
-            if arrival.error is not None and load.demanded:
-                failure = failure or arrival.error
-            elif arrival.error is not None and not load.dropped:
-                self.demand.failed_prefetches += 1
-                self._drop(state, load)
-            if load.dropped:
-                if load.outstanding == 0:
-                    self._release_dropped(load)
-            elif arrival.error is None:
-                state.land(load, arrival.mask, self.arena)
-                self._note_landed(state, load)
-        if failure is not None:
-            if isinstance(failure, ReadFailure):
-                raise failure
-            raise ReadFailure(f"reading an expert failed: {failure}") from failure
-
-    def _note_landed(self, state: LayerState, load: Load) -> None:
-        call = self._call
-        if load.demanded:
-            if call is not None and call.layer == load.layer and load.expert in call.group_of:
-                call.note_landed(load)
-        elif self._prefetcher is not None and load.expert not in state.loads:
-            self._prefetcher.add_guest(load.layer, load.expert, state.size_class)
-
-    def _recover(self) -> None:
-        """After an error or an interrupt anywhere in a call: wait for reads in flight, then trust only what has landed
-        and is kept.
-        """
-        self._call = None
-        for arrival in self.queue.abort():
-            if arrival.error is None and not arrival.load.dropped:
-                self._state(arrival.load.layer).land(arrival.load, arrival.mask, self.arena)
-        if self._prefetcher is not None:
-            self._prefetcher.forget_all()
-        used: set[int] = set()
-        for state in self.layers:
-            if state is not None:
-                used |= state.recover()
-        self.arena.reset_free(used)
-        self._broken = False

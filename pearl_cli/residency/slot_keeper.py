@@ -1,0 +1,188 @@
+"""`SlotKeeper`: who holds which slot, what landed where, and what becomes of forecasts.
+
+Physical truth and its repair after errors; which experts a call needs, and when they compute, is the controller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from models.errors import ReadFailure
+from pearl_cli.residency.arena import SlotArena
+from pearl_cli.residency.gate_call import GateCall
+from pearl_cli.residency.layer_state import LayerState
+from pearl_cli.residency.prefetch import Prefetcher
+from pearl_cli.residency.stats import DemandStats
+from pearl_cli.residency.transfer import Arrival, Load, TransferQueue
+
+
+class SlotKeeper:
+    """layers[l] is None for a layer without experts. `call` is the layer call that demanded loads report to."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerState | None],
+        arena: SlotArena,
+        queue: TransferQueue,
+        prefetcher: Prefetcher | None,
+    ) -> None:
+        self.layers = layers
+        self.arena = arena
+        self.queue = queue
+        self.demand = DemandStats(len(layers))
+        self.call: GateCall | None = None
+        self._prefetcher = prefetcher
+
+    def state(self, layer: int) -> LayerState:
+        """Raises ValueError for a layer without experts."""
+        state = self.layers[layer]
+        if state is None:
+            raise ValueError(f"layer {layer} has no experts")
+        return state
+
+    def load_experts(
+        self, pairs: Iterable[tuple[int, int]], progress: Callable[[int], None] | None = None
+    ) -> None:
+        """Read (layer, expert) pairs into free room of their layers' budgets, in the given order; pairs without room
+        are passed over.
+
+        progress(n_bytes) is told of every chunk landed. Raises ReadFailure.
+        """
+        pending: set[Load] = set()
+        for layer, expert in pairs:
+            state = self.state(layer)
+            if state.cache.resident[expert] or np.count_nonzero(state.cache.resident) >= state.cache.capacity:
+                continue
+            slot = self.arena.take(state.size_class)
+            if slot < 0:
+                continue
+            state.cache.admit(expert)
+            load = state.new_load(expert, slot, self.arena, demanded=True)
+            pending.add(load)
+            self.queue.demand([load])
+        while pending:
+            for arrival in self.queue.take(block=True):
+                self.settle([arrival])
+                if progress is not None:
+                    progress(sum(p.n_bytes for i, p in enumerate(arrival.load.places) if arrival.mask >> i & 1))
+                if arrival.load.expert not in self.state(arrival.load.layer).loads:
+                    pending.discard(arrival.load)
+
+    def drop_unwanted(self, state: LayerState, call: GateCall) -> None:
+        """Free the slots of experts that the budget no longer keeps and this call does not use; drop forecasts that
+        were wrong.
+        """
+        unwanted = (state.slot_of >= 0) > call.keeps
+        if unwanted.any():
+            for expert in np.flatnonzero(unwanted).tolist():
+                if expert not in call.group_of:
+                    self._forget_guest(state, expert, useful=False)
+                    state.vacate(expert, self.arena)
+        for load in [load for expert, load in state.loads.items() if expert not in call.group_of]:
+            self._drop(state, load)
+        if self._prefetcher is not None:
+            for expert in call.group_of:
+                self._forget_guest(state, expert, useful=True)
+
+    def _forget_guest(self, state: LayerState, expert: int, useful: bool) -> None:
+        """A landed forecast met its layer's gate, or gave up its slot."""
+        if self._prefetcher is not None and self._prefetcher.forget_guest(state.layer, expert):
+            self.count_forecast(state.expert_bytes[expert], useful)
+
+    def count_forecast(self, n_bytes: int, useful: bool) -> None:
+        """n_bytes were read on a forecast that has now been decided."""
+        if useful:
+            self.demand.useful_prefetch_bytes += n_bytes
+        else:
+            self.demand.wasted_prefetch_bytes += n_bytes
+        if self._prefetcher is not None and n_bytes:
+            self._prefetcher.governor.settle(useful)
+
+    def _drop(self, state: LayerState, load: Load) -> bool:
+        """Give up a forecast that is still on its way. True when its slot is free now; else it is freed by the last
+        outstanding arrival.
+        """
+        del state.loads[load.expert]
+        state.clear_addresses(load.expert)
+        self.count_forecast(load.early_bytes, useful=False)
+        free = self.queue.drop(load)
+        if free:
+            self._release_dropped(load)
+        return free
+
+    def _release_dropped(self, load: Load) -> None:
+        if load.slot >= 0:
+            self.arena.release(load.slot)
+            load.slot = -1
+
+    def take_slot(self, state: LayerState) -> int:
+        """A slot for a demand: a free one, else one that a forecast holds and can give up at once."""
+        slot = self.arena.take(state.size_class)
+        if slot >= 0 or self._prefetcher is None:
+            return slot
+        self._reclaim_forecast(state)
+        return self.arena.take(state.size_class)
+
+    def _reclaim_forecast(self, state: LayerState) -> None:
+        guest = self._prefetcher.oldest_guest(state.size_class) if self._prefetcher is not None else None
+        if guest is not None:
+            owner = self.state(guest[0])
+            self._forget_guest(owner, guest[1], useful=False)
+            owner.vacate(guest[1], self.arena)
+            return
+        for other in self.layers:
+            if other is None or other.size_class != state.size_class:
+                continue
+            for load in [load for load in other.loads.values() if not load.demanded]:
+                if self._drop(other, load):
+                    return
+
+    def settle(self, arrivals: list[Arrival]) -> None:
+        """Take note of chunks that landed. Raises the error of a demanded read; a forecast that failed is only given
+        up.
+        """
+        failure: Exception | None = None
+        for arrival in arrivals:
+            load = arrival.load
+            state = self.state(load.layer)
+            if arrival.error is not None and load.demanded:
+                failure = failure or arrival.error
+            elif arrival.error is not None and not load.dropped:
+                self.demand.failed_prefetches += 1
+                self._drop(state, load)
+            if load.dropped:
+                if load.outstanding == 0:
+                    self._release_dropped(load)
+            elif arrival.error is None:
+                state.land(load, arrival.mask, self.arena)
+                self._note_landed(state, load)
+        if failure is not None:
+            if isinstance(failure, ReadFailure):
+                raise failure
+            raise ReadFailure(f"reading an expert failed: {failure}") from failure
+
+    def _note_landed(self, state: LayerState, load: Load) -> None:
+        call = self.call
+        if load.demanded:
+            if call is not None and call.layer == load.layer and load.expert in call.group_of:
+                call.note_landed(load)
+        elif self._prefetcher is not None and load.expert not in state.loads:
+            self._prefetcher.add_guest(load.layer, load.expert, state.size_class)
+
+    def recover(self) -> None:
+        """After an error or an interrupt anywhere in a call: wait for reads in flight, then trust only what has landed
+        and is kept.
+        """
+        self.call = None
+        for arrival in self.queue.abort():
+            if arrival.error is None and not arrival.load.dropped:
+                self.state(arrival.load.layer).land(arrival.load, arrival.mask, self.arena)
+        if self._prefetcher is not None:
+            self._prefetcher.forget_all()
+        used: set[int] = set()
+        for state in self.layers:
+            if state is not None:
+                used |= state.recover()
+        self.arena.reset_free(used)

@@ -77,8 +77,9 @@ def to_floats(raw: Bytes, quant_type: QuantType, n_cols: int) -> Floats:
     if quant_type is QuantType.F16:
         return raw.view("<f2").astype(np.float32).reshape(-1, n_cols)
     if quant_type is QuantType.BF16:
-        return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(-1, n_cols)
-    values: Floats = np.asarray(dequantize(raw.reshape(-1, row_bytes(quant_type, n_cols)), quant_type), np.float32)
+        widened: Floats = (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return widened.reshape(-1, n_cols)
+    values: Floats = dequantize(raw.reshape(-1, row_bytes(quant_type, n_cols)), quant_type)
     return values.reshape(-1, n_cols)
 
 

@@ -4,17 +4,13 @@ folder -> convert -> complete, and a stock GGUF opened as it is.
 """
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny_models
 
 from pearl_cli.__main__ import main
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "convert"))
-from checkpoints import byte_level_tokenizer  # the folder's own test brick
+from tests.convert.checkpoints import byte_level_tokenizer
 
 ARCHITECTURES = ("olmoe", "qwen3moe", "llama")
 TEXT = "abcabdcafe"

@@ -109,7 +109,7 @@ def _facts(report: ModelReport, checked: int | None) -> Iterator[tuple[str, str]
 
     yield "runs", "yes" if report.supported else "no"
     for reason in report.reasons:
-        yield "", _safe(reason)
+        yield "", _printable(reason)
     active = "" if report.parameters_active is None else f", {_count_text(report.parameters_active)} active a token"
     yield "parameters", _count_text(report.parameters_total) + active
     config, experts = report.config, report.experts
@@ -161,10 +161,14 @@ def _value_text(value: Any) -> str:
     return f"[{first}{', ...' if len(value) > 4 else ''}] ({len(value)} items)"
 
 
+def _printable(text: str) -> str:
+    """`text` with control characters and lone surrogates, which a file may hold, escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def _safe(text: str) -> str:
-    """`text` from a file without control characters or lone surrogates, cut to a line."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: 2 * _VALUE_WIDTH])
-    return shown if len(shown) <= 2 * _VALUE_WIDTH and len(text) <= 2 * _VALUE_WIDTH else shown[:_VALUE_WIDTH] + "..."
+    """The same for a text of any length, cut to fit a line."""
+    return _printable(text) if len(text) <= 2 * _VALUE_WIDTH else _printable(text[:_VALUE_WIDTH]) + "..."
 
 
 def _count_text(n: int) -> str:

@@ -37,7 +37,6 @@ def row_dots(e: Emitter, quant_type: QuantType, rows: Sequence[Any], n_cols: Any
     """
     b, size, step = e.b, block_bytes(quant_type), 8 * _UNROLL
     n_whole = b.lshr(n_cols, e.i64(step.bit_length() - 1))
-    entry = b.block
 
     def body(i: Any, sums: list[Any]) -> list[Any]:
         w_step, x_base = b.mul(i, e.i64(step * size)), b.add(record, b.mul(i, e.i64(step * 4)))
@@ -49,7 +48,7 @@ def row_dots(e: Emitter, quant_type: QuantType, rows: Sequence[Any], n_cols: Any
         return sums
 
     start = [e.zero(V8F32)] * (_UNROLL * len(rows))
-    sums = _guarded(e, b.icmp_signed(">", n_whole, e.i64(0)), entry, start, lambda: e.loop(n_whole, start, body))
+    sums = e.loop_or_skip(n_whole, start, body)
     totals = []
     for r in range(len(rows)):
         a, c, d, f = sums[r * _UNROLL : (r + 1) * _UNROLL]
@@ -61,25 +60,4 @@ def row_dots(e: Emitter, quant_type: QuantType, rows: Sequence[Any], n_cols: Any
         at = b.mul(i, e.i64(size))
         return [e.fma(load_float(e, quant_type, b.add(row, at)), x, v) for row, v in zip(rows, values, strict=True)]
 
-    return _guarded(
-        e, b.icmp_signed("<", first, n_cols), b.block, totals, lambda: e.loop(n_cols, totals, tail, first=first)
-    )
-
-
-def _guarded(e: Emitter, condition: Any, before: Any, otherwise: Sequence[Any], run: Any) -> list[Any]:
-    """run()'s values where `condition` holds, else `otherwise`."""
-    b = e.b
-    inside, after = b.append_basic_block(), b.append_basic_block()
-    b.cbranch(condition, inside, after)
-    b.position_at_end(inside)
-    values = run()
-    last = b.block
-    b.branch(after)
-    b.position_at_end(after)
-    merged = []
-    for value, other in zip(values, otherwise, strict=True):
-        phi = b.phi(value.type)
-        phi.add_incoming(value, last)
-        phi.add_incoming(other, before)
-        merged.append(phi)
-    return merged
+    return e.loop_or_skip(n_cols, totals, tail, first=first)

@@ -20,7 +20,7 @@ from typing import Any
 
 from kernels.cpu.dot_iq import IQ4_VALUES
 from kernels.cpu.dot_legacy import nibbles
-from kernels.cpu.vector_ir import F32, I8, I16, I32, V8F32, V8I32, V16I16, V32I8, Emitter, vec
+from kernels.cpu.vector_ir import F32, I8, I16, I32, PREFETCH_BYTES, V8F32, V8I32, V16I16, V32I8, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes
 
 
@@ -158,7 +158,10 @@ def row_dots(e: Emitter, quant_type: QuantType, rows: Sequence[Any], n_cols: Any
         dx = e.load(b.add(d_base, b.shl(i, e.i64(2))), F32, 4)
         bsum = e.load(b.add(bsum_base, b.shl(i, e.i64(5))), V16I16, 2)
         for r, row in enumerate(rows):
-            block = unpack(e, b.add(row, step))
+            start = b.add(row, step)
+            for line in range(0, size, 64):
+                e.prefetch(e.at(start, PREFETCH_BYTES + line))
+            block = unpack(e, start)
             total, apart = e.zero(V8I32), e.halves_apart(block.scales)
             for g, q in enumerate(block.q):
                 x = e.load(e.at(x_base, 32 * g), V32I8)

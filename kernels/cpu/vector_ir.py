@@ -25,6 +25,10 @@ def vec(element: Any, lanes: int) -> ir.VectorType:
     return ir.VectorType(element, lanes)
 
 
+PREFETCH_BYTES = 4096
+"""How far ahead row dots ask for weights: 5 to 10 per cent faster than the hardware's own prefetch on a Zen 4 (512
+and 1024 were slower than none)."""
+
 V32I8, V16I16, V8I32, V8F32 = vec(I8, 32), vec(I16, 16), vec(I32, 8), vec(F32, 8)
 
 
@@ -61,6 +65,13 @@ class Emitter:
     def shuffle(self, value: Any, lanes: Sequence[int], other: Any = None) -> Any:
         second = ir.Constant(value.type, ir.Undefined) if other is None else other
         return self.b.shuffle_vector(value, second, ir.Constant(vec(I32, len(lanes)), list(lanes)))
+
+    def widened(self, value: Any, lanes: int) -> Any:
+        """`value` with zeros behind it up to `lanes`."""
+        if value.type.count == lanes:
+            return value
+        zeros = [value.type.count] * (lanes - value.type.count)
+        return self.shuffle(value, [*range(value.type.count), *zeros], self.zero(value.type))
 
     def concat(self, low: Any, high: Any) -> Any:
         return self.shuffle(low, range(2 * low.type.count), high)
@@ -124,6 +135,26 @@ class Emitter:
         b.position_at_end(after)
         return results
 
+    def loop_or_skip(
+        self, count: Any, carried: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]], first: Any = None
+    ) -> list[Any]:
+        """`loop` that runs not at all, and returns `carried`, where first >= count."""
+        b, before = self.b, self.b.block
+        inside, after = b.append_basic_block(), b.append_basic_block()
+        b.cbranch(b.icmp_signed("<", self.i64(0) if first is None else first, count), inside, after)
+        b.position_at_end(inside)
+        values = self.loop(count, carried, body, first)
+        last = b.block
+        b.branch(after)
+        b.position_at_end(after)
+        merged = []
+        for value, other in zip(values, carried, strict=True):
+            phi = b.phi(value.type)
+            phi.add_incoming(value, last)
+            phi.add_incoming(other, before)
+            merged.append(phi)
+        return merged
+
     def call(self, name: str, result: Any, arguments: Sequence[Any]) -> Any:
         """Call an LLVM intrinsic; the overloads that take one type suffix (llvm.fma and the like) get it appended."""
         if not name.startswith(("llvm.x86", "llvm.aarch64")):
@@ -170,7 +201,9 @@ class Emitter:
         return self.b.add(acc, self.b.mul(sums, self.b.sext(self.shuffle(scale, range(0, 16, 2)), V8I32)))
 
     def halves_apart(self, scales: Any) -> Any:
-        """16 int16 sub-scales rearranged for `group_scale`: those of first halves of groups, then those of second halves."""
+        """16 int16 sub-scales rearranged for `group_scale`: those of first halves of groups, then those of second
+        halves.
+        """
         return self.shuffle(scales, [*range(0, 16, 2), *range(1, 16, 2)])
 
     def group_scale(self, apart: Any, group: int) -> Any:

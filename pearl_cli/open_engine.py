@@ -29,6 +29,8 @@ from pearl_cli.memory_plan import (
     workspace_bytes,
 )
 from pearl_cli.options import RunOptions, Size
+from pearl_cli.predict.choose import choose_forecasting
+from pearl_cli.predict.oracle import Future
 from pearl_cli.residency.build import ExpertPlaces, build_controller
 from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.disk_reader import DiskReader
@@ -37,7 +39,6 @@ from pearl_cli.residency.throttle import Throttle
 from pearl_cli.residency.usage_profile import UsageProfile, profile_path
 from pearl_cli.routing.exact import ExactRouting
 
-DEFAULT_EVICT = "lfru"  # best causal policy of the replayed traces at most sizes, and never far behind
 DEFAULT_IO_THREADS = 2
 
 Progress = Callable[[str, int, int], None]
@@ -85,16 +86,18 @@ def open_engine(
     notify: Callable[[str], None] | None = None,
     progress: Progress | None = None,
     use_profile: bool = False,
+    future: Future | None = None,
 ) -> OpenedEngine:
     """Open `model` as `options` say. `default_budget` holds where neither --ram nor --budget is given; `use_profile`
-    loads the experts that earlier sessions used most, and adds this session's use at the end.
+    loads the experts that earlier sessions used most, and adds this session's use at the end; `future` is recorded
+    routing, for the oracle predictor.
 
     What the process already weighs counts under the ceiling, so make the tokenizer before. Raises the errors of reading
     and planning.
     """
     gguf = model if isinstance(model, GGUFModel) else GGUFModel.open(model)
     try:
-        return _open(gguf, options, default_budget, notify, progress, use_profile)
+        return _open(gguf, options, default_budget, notify, progress, use_profile, future)
     except BaseException:
         gguf.close()
         raise
@@ -107,16 +110,21 @@ def _open(
     notify: Callable[[str], None] | None,
     progress: Progress | None,
     use_profile: bool,
+    future: Future | None,
 ) -> OpenedEngine:
     config = ModelConfig.from_gguf(gguf)
     threads = options.threads or len(os.sched_getaffinity(0))
     backend = _make_backend(threads, gguf, progress)
     places = ExpertPlaces.of(ExpertStore(gguf, config))
-    plan = plan_run(gguf, config, places, options, default_budget)
+    forecasting = choose_forecasting(gguf, options.predictor, options.stride, options.evict, notify)
+    depth = config.router.num_experts_per_tok if forecasting.fetch else 0
+    plan = plan_run(gguf, config, places, options, default_budget, depth * (forecasting.stride + 1))
     _warn_of_tight_slots(plan, config, notify)
     loaded = load_model(gguf, backend)
     cache = loaded.new_cache(plan.needs.context, options.cache_type_k, options.cache_type_v)
-    evict = DEFAULT_EVICT if options.evict == "auto" else options.evict
+    evict, seed = forecasting.evict, max(options.seed, 0)
+    next_use = forecasting.next_use(config)
+    predictor = forecasting.predictor(config, loaded.routers, backend, next_use, future, seed)
     profile = _profile_of(gguf, config, notify) if use_profile or evict == "static" else None
     throttle = Throttle(options.throttle.n_bytes) if options.throttle is not None else None
     reader = DiskReader(gguf.paths, throttle, notify)
@@ -127,11 +135,15 @@ def _open(
             (config.hidden_size, config.moe_intermediate_size),
             loaded.routers,
             backend,
-            make_policy(evict, profile.counts if profile is not None else None, max(options.seed, 0)),
+            make_policy(evict, profile.counts if profile is not None else None, seed),
             ExactRouting(backend),
             reader.read,
             options.io_threads or DEFAULT_IO_THREADS,
             allocate,
+            predictor,
+            depth,
+            notify,
+            next_use,
         )
     except BaseException:
         reader.close()
@@ -146,7 +158,7 @@ def _open(
         backend=backend,
         threads=threads,
         evict=evict,
-        predictor="none",
+        predictor=forecasting.name,
         routing="exact",
         expert_bytes_total=places.expert_bytes_total,
         profile=profile if use_profile else None,
@@ -190,9 +202,10 @@ def _make_backend(threads: int, gguf: GGUFModel, progress: Progress | None) -> C
 
 
 def plan_run(
-    gguf: GGUFModel, config: ModelConfig, places: ExpertPlaces, options: RunOptions, default_budget: Size | None = None
+    gguf: GGUFModel, config: ModelConfig, places: ExpertPlaces, options: RunOptions, default_budget: Size | None = None,
+    prefetch_slots: int = 0,
 ) -> MemoryPlan:
-    """The plan for these flags on this machine, from the process as it stands now.
+    """The plan for these flags on this machine, from the process as it stands now. prefetch_slots: for forecasts.
 
     Raises MemoryPlanError, UsageError.
     """
@@ -211,7 +224,8 @@ def plan_run(
         budget = default_budget
     ceiling = options.ram.n_bytes if options.ram else rss_bytes() + int(DEFAULT_SHARE * available_bytes())
     return plan_memory(
-        needs, places.slot_bytes, config.router.num_experts, ceiling, budget, ceiling_is_asked=options.ram is not None
+        needs, places.slot_bytes, config.router.num_experts, ceiling, budget, ceiling_is_asked=options.ram is not None,
+        prefetch_slots=prefetch_slots,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-EVICTIONS = ("auto", "lru", "lfu", "lfru", "least-stale", "static", "random")
+EVICTIONS = ("auto", "pearl", "lru", "lfu", "lfru", "least-stale", "static", "random")
 KV_TYPES = ("f32", "f16", "q8_0")
 DEVICES = ("auto", "cpu")
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -79,6 +79,8 @@ class RunOptions:
     ram: Size | None = None  # ceiling for the whole process
     budget: Size | None = None  # expert slots alone
     evict: str = "auto"
+    predictor: str = "auto"  # a name or a file, see pearl_cli.predict.choose
+    stride: int = 1  # layers ahead
     io_threads: int = 0  # 0: chosen by the runtime
     throttle: Size | None = None  # bytes a second
     device: str = "auto"
@@ -113,6 +115,17 @@ _FLAGS = [
         default="auto",
         show_default=True,
         help="Which expert leaves when a slot is needed.",
+    ),
+    click.option(
+        "--predictor",
+        default="auto",
+        show_default=True,
+        metavar="NAME|FILE",
+        help="What forecasts experts: auto (a forecast file beside the model), none, next-gate, token-table, ema, or a "
+        "file of pearl train.",
+    ),
+    click.option(
+        "--stride", type=click.IntRange(1, 8), default=1, show_default=True, help="How many layers ahead to forecast."
     ),
     click.option("--io-threads", type=click.IntRange(min=1, max=64), help="Threads that read experts from disk."),
     click.option(

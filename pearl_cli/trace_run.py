@@ -54,7 +54,7 @@ class TraceRun:
         return n_tokens
 
     def save_hidden(self, path: Path) -> None:
-        """hidden float16 [N, L, D] (layers with experts), turn, step, token int32 [N], layers int32 [L], fingerprint."""
+        """hidden float16 [N, L, D], turn, step, token int32 [N], layers int32 [L] (those with experts), fingerprint."""
         index = np.concatenate(self._index)
         layers = [router.layer for router in self._engine.model.routers if router is not None]
         partial = path.with_name(f"{path.name}.partial")
@@ -94,9 +94,8 @@ class TraceRun:
         for token in range(len(call.token_ids)):
             for record in call.layers:
                 hit = record.hit[token] if record.hit is not None else None
-                writer.write(
-                    turn, phase, call.start + token, record.layer, record.topk_ids[token], record.topk_weights[token], hit
-                )
+                ids, weights = record.topk_ids[token], record.topk_weights[token]
+                writer.write(turn, phase, call.start + token, record.layer, ids, weights, hit)
         if self._keep_hidden:
             steps = np.arange(call.start, call.start + len(call.token_ids), dtype=np.int32)
             self._index.append(np.stack([np.full_like(steps, turn), steps, call.token_ids.astype(np.int32)], axis=1))

@@ -32,7 +32,7 @@ def read_texts(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:
             if isinstance(entry, dict):
                 entry = entry.get("messages", entry.get("text"))
             if not (isinstance(entry, str) or _is_messages(entry)):
-                raise FileError(f"{where} holds no text; give a JSON string or a list of messages with role and content")
+                raise FileError(f"{where} holds no text; give a JSON string or messages with role and content")
             yield where, entry
 
 

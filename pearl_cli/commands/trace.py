@@ -17,8 +17,8 @@ from pearl_cli.options import RunOptions, run_options
 @click.command(name="trace", help=__doc__)
 @run_options
 @click.option("-f", "--file", "files", type=click.Path(path_type=Path), multiple=True, required=True,
-              help="A text, or .jsonl with a text or a list of chat messages a line; repeatable; - is stdin.")  # fmt: skip
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The trace to write (route_trace v1).")
+              help="A text, or .jsonl with a text or a list of chat messages a line; repeatable.")  # fmt: skip
+@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The trace to write.")
 @click.option("--hidden", type=click.Path(path_type=Path), help="Also write router inputs, float16, as .npz.")
 @click.option("-n", "--predict", "--n-predict", type=click.IntRange(min=0), default=0, metavar="N",
               help="Tokens to generate after each text.")  # fmt: skip

@@ -53,9 +53,8 @@ def command(
     recorded = load_recorded(trace, hidden)
     learned_from, held_out = split_by_turn(recorded)
     is_stride = predictor == "mlp"
-    options = TrainOptions(
-        predictor, width or (64 if predictor == "trajectory" else 128), 1 if is_stride else horizon, stride, epochs, seed
-    )
+    width = width or (64 if predictor == "trajectory" else 128)
+    options = TrainOptions(predictor, width, 1 if is_stride else horizon, stride, epochs, seed)
     tensors = train(learned_from, options, Progress(terminal, f"training {predictor}"))
     card = PredictorCard(
         kind=predictor,

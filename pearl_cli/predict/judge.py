@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from itertools import pairwise
 
 import numpy as np
 
 from pearl_cli.predict.calibration import expected_calibration_error, recall
-from pearl_cli.predict.horizon import HorizonForecaster
+from pearl_cli.predict.choose import make_forecaster
 from pearl_cli.predict.mlp import StrideMLP
 from pearl_cli.predict.predictor_file import PredictorCard
 from pearl_cli.predict.train_data import RecordedTokens, horizon_labels, stride_labels
-from pearl_cli.predict.trajectory import TrajectoryForecaster
-
-
-def make_forecaster(card: PredictorCard, arrays: Mapping[str, np.ndarray]) -> HorizonForecaster:
-    """The runtime form of kinds `horizon-mlp` and `trajectory`."""
-    return (TrajectoryForecaster if card.kind == "trajectory" else HorizonForecaster)(card, arrays)
 
 
 def turns_of(recorded: RecordedTokens) -> list[slice]:
     """The rows of each turn, in order."""
     borders = np.flatnonzero(np.diff(recorded.turn)) + 1
     edges = [0, *borders.tolist(), len(recorded.turn)]
-    return [slice(first, last) for first, last in zip(edges[:-1], edges[1:], strict=True)]
+    return [slice(first, last) for first, last in pairwise(edges)]
 
 
 def forecasts(recorded: RecordedTokens, card: PredictorCard, arrays: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -1,0 +1,149 @@
+"""From `--predictor`, `--stride` and `--evict` to what forecasts in a run: one object for fetching, one for eviction.
+
+`auto` takes the forecast file that lies beside the model (NAME.forecast.gguf) and no prefetching without one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kernels.backend import Backend
+from models.config import ModelConfig
+from models.errors import FileError, UsageError
+from models.expert_provider import RouterWeights
+from models.gguf import GGUFModel
+from pearl_cli.predict.base import NextUse, Predictor
+from pearl_cli.predict.ema import EmaNextUse, EmaPredictor
+from pearl_cli.predict.fingerprint import model_fingerprint
+from pearl_cli.predict.horizon import HorizonForecaster
+from pearl_cli.predict.horizon_prefetch import HorizonPrefetch
+from pearl_cli.predict.mlp import StrideMLP
+from pearl_cli.predict.next_gate import NextGate
+from pearl_cli.predict.oracle import Future, Oracle, parse_oracle
+from pearl_cli.predict.predictor_file import PredictorCard, load_predictor
+from pearl_cli.predict.token_table import TokenTable
+from pearl_cli.predict.trajectory import TrajectoryForecaster
+
+UNTRAINED = ("next-gate", "token-table", "ema")
+DEFAULT_STRIDE = 1
+UNTRAINED_EVICT = "lfru"  # best causal policy of the replayed traces at most sizes, and never far behind
+
+
+@dataclass(frozen=True, slots=True)
+class Forecasting:
+    """What a run asked for, read from its file where there is one. name: for records; fetch: whether predictions are
+    fetched; evict: the policy, `auto` resolved.
+    """
+
+    name: str
+    fetch: bool
+    evict: str
+    stride: int
+    card: PredictorCard | None = None
+    arrays: Mapping[str, np.ndarray] | None = None
+
+    def next_use(self, config: ModelConfig) -> NextUse | None:
+        """What `pearl` eviction goes by, None for every other policy."""
+        if self.evict != "pearl":
+            return None
+        if self.card is not None and self.arrays is not None and self.card.kind != "mlp":
+            return make_forecaster(self.card, self.arrays)
+        return EmaNextUse(*_shape(config))
+
+    def predictor(
+        self,
+        config: ModelConfig,
+        routers: Sequence[RouterWeights | None],
+        backend: Backend,
+        next_use: NextUse | None,
+        future: Future | None = None,
+        seed: int = 0,
+    ) -> Predictor | None:
+        """What is fetched by; next_use: of this run, which a trained forecaster shares. Raises UsageError."""
+        if not self.fetch:
+            return None
+        shape = _shape(config)
+        if self.name.startswith("oracle"):
+            if future is None:
+                raise UsageError("--predictor oracle knows recorded routing only: use it in simulate or with --route-trace")
+            layers = [router.layer for router in routers if router is not None]
+            return Oracle(future, layers, shape[1], *parse_oracle(self.name), self.stride, seed)
+        if self.card is not None and self.arrays is not None:
+            if self.card.kind == "mlp":
+                return StrideMLP(self.card, self.arrays, backend)
+            if isinstance(next_use, HorizonForecaster):
+                return HorizonPrefetch(next_use, backend, self.stride, shared=True)
+            return HorizonPrefetch(make_forecaster(self.card, self.arrays), backend, self.stride, shared=False)
+        if self.name == "next-gate":
+            return NextGate(routers, backend, self.stride)
+        return {"ema": EmaPredictor, "token-table": TokenTable}[self.name](*shape, self.stride)
+
+
+def make_forecaster(card: PredictorCard, arrays: Mapping[str, np.ndarray]) -> HorizonForecaster:
+    """The runtime form of kinds `horizon-mlp` and `trajectory`."""
+    return (TrajectoryForecaster if card.kind == "trajectory" else HorizonForecaster)(card, arrays)
+
+
+def _shape(config: ModelConfig) -> tuple[int, int, int]:
+    return config.num_layers, config.router.num_experts, config.router.num_experts_per_tok
+
+
+def forecast_beside(model: Path) -> Path | None:
+    """NAME.forecast.gguf beside NAME.gguf or NAME-00001-of-000NN.gguf, if it is there."""
+    name = re.sub(r"-\d{5}-of-\d{5}$", "", model.stem)
+    path = model.with_name(f"{name}.forecast.gguf")
+    return path if path.is_file() else None
+
+
+def choose_forecasting(
+    gguf: GGUFModel, predictor: str, stride: int, evict: str, notify: Callable[[str], None] | None = None
+) -> Forecasting:
+    """Read the flags, and the predictor file if they name one. Raises UsageError, FileError: also for a predictor that
+    was trained for another model; one that merely lies beside the model is then passed over with a note.
+    """
+    if predictor == "none":
+        if evict == "pearl":
+            raise UsageError("--evict pearl goes by a forecast and --predictor none gives none; leave one of them out")
+        return Forecasting("none", False, UNTRAINED_EVICT if evict == "auto" else evict, stride)
+    if predictor == "auto":
+        return _automatic(gguf, stride, evict, notify)
+    if predictor in UNTRAINED or predictor.startswith("oracle:"):
+        if predictor.startswith("oracle:"):
+            parse_oracle(predictor)
+        return Forecasting(predictor, True, UNTRAINED_EVICT if evict == "auto" else evict, stride)
+    path = Path(predictor)
+    if not path.is_file():
+        names = ", ".join(("auto", "none", *UNTRAINED, "oracle:RECALL[:PRECISION]"))
+        raise UsageError(f"--predictor {predictor}: no such file, and no name of a predictor; names: {names}")
+    card, arrays = load_predictor(path)
+    _check_model(path, card, gguf)
+    chosen = ("pearl" if card.kind != "mlp" else UNTRAINED_EVICT) if evict == "auto" else evict
+    return Forecasting(card.kind, True, chosen, card.stride or stride, card, arrays)
+
+
+def _automatic(
+    gguf: GGUFModel, stride: int, evict: str, notify: Callable[[str], None] | None
+) -> Forecasting:
+    path = forecast_beside(gguf.paths[0]) if evict in ("auto", "pearl") else None
+    if path is not None:
+        card, arrays = load_predictor(path)
+        try:
+            _check_model(path, card, gguf)
+        except FileError as error:
+            if notify is not None:
+                notify(f"{error}; running without it")
+        else:
+            return Forecasting(card.kind, False, "pearl", stride, card, arrays)
+    name = "ema" if evict == "pearl" else "none"
+    return Forecasting(name, False, UNTRAINED_EVICT if evict == "auto" else evict, stride)
+
+
+def _check_model(path: Path, card: PredictorCard, gguf: GGUFModel) -> None:
+    if card.fingerprint != model_fingerprint(gguf):
+        fault = f"{path} was trained for another model ({card.model}) than {gguf.paths[0].name}"
+        raise FileError(f"{fault}: train one for it")

@@ -1,4 +1,4 @@
-"""Quant types without a direct kernel, slowly: dequantise a slice of rows to float32, then take float dots.
+"""Quant types without a direct kernel, slowly: dequantise a slice of rows to float32, then take float dots."""
 
 from __future__ import annotations
 

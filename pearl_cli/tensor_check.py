@@ -26,7 +26,7 @@ class _NoDevice:
         return array
 
     def weight(self, data: np.ndarray, quant_type: QuantType, n_rows: int, n_cols: int) -> Weight:
-        return Weight(data, quant_type, n_rows, n_cols)
+        return Weight(None, quant_type, n_rows, n_cols)  # what was made from other tensors is let go at once
 
 
 class _ShapesOnly(WeightSource):
@@ -46,9 +46,8 @@ class _ShapesOnly(WeightSource):
 
 
 def _zeros(quant_type: QuantType, n_rows: int, n_cols: int) -> Weight:
-    """A matrix of zero blocks that takes no memory."""
-    data = np.broadcast_to(np.uint8(0), (n_rows, row_bytes(quant_type, n_cols)))
-    return Weight(data, quant_type, n_rows, n_cols)
+    """A matrix of zero blocks; the system backs its pages only if someone writes to them."""
+    return Weight(np.zeros((n_rows, row_bytes(quant_type, n_cols)), np.uint8), quant_type, n_rows, n_cols)
 
 
 def check_tensors(gguf: GGUFModel, config: ModelConfig) -> None:

@@ -60,7 +60,8 @@ def plan_conversion(source: Source, out: Path, options: ConvertOptions) -> Plan:
     recipe = parse_recipe(options.quant, options.recipe)
     if recipe.default is None and not source.is_gguf:
         recipe.default = _usual_type(source)
-    types = _choose_types(source, recipe)
+    notes: list[str] = []
+    types = _choose_types(source, recipe, notes)
     if not options.allow_requantize:
         _refuse_requantizing(source, types)
     metadata = source.metadata.copy()
@@ -69,7 +70,7 @@ def plan_conversion(source: Source, out: Path, options: ConvertOptions) -> Plan:
         metadata.u32("general.file_type", file_type)
     outputs, parts = _outputs(source, types, options.merge)
     layouts = _lay_out(source, recipe, out, options, metadata, outputs)
-    return Plan(layouts, parts, _fingerprint(source, layouts), recipe.notes)
+    return Plan(layouts, parts, _fingerprint(source, layouts), notes + recipe.notes())
 
 
 def _stored_type(tensor: SourceTensor) -> QuantType:
@@ -86,17 +87,19 @@ def _usual_type(source: Source) -> QuantType:
     return weights.most_common(1)[0][0]
 
 
-def _choose_types(source: Source, recipe: Recipe) -> dict[str, QuantType]:
-    types = {}
+def _choose_types(source: Source, recipe: Recipe, notes: list[str]) -> dict[str, QuantType]:
+    """The type of every tensor by name. Adds to `notes` what F16 was asked for and cannot hold."""
+    types, beyond = {}, []
     for tensor in source.tensors:
         stored = tensor.rows.quant_type
         chosen = recipe.type_for(tensor.name, tensor.shape[0], len(tensor.shape), _stored_type(tensor), source.tied)
         if chosen is QuantType.F16 and stored is not QuantType.F16 and _exceeds_f16(tensor):
             chosen = stored if stored in (QuantType.BF16, QuantType.F32) else QuantType.F32
-            recipe.notes.append(
-                f"{tensor.name}: has weights beyond {F16_MAX:g}, which F16 cannot hold; kept as {chosen.name}"
-            )
+            beyond.append(f"{tensor.name} as {chosen.name}")
         types[tensor.name] = chosen
+    if beyond:
+        names = ", ".join(beyond[:8]) + (f" and {len(beyond) - 8} more" if len(beyond) > 8 else "")
+        notes.append(f"{len(beyond)} tensors have weights beyond {F16_MAX:g}, which F16 cannot hold; kept: {names}")
     return types
 
 

@@ -1,8 +1,8 @@
 """Which storage type each tensor gets.
 
-`--quant TYPE` gives TYPE to every matrix, as llama-quantize does for the mix of that name, with its two exceptions:
-norms, routers, biases and other vectors stay F32, and the output matrix (or the embedding that doubles as it) is
-raised to Q6_K below a 6-bit type. `--recipe ROLE=TYPE,...` overrides by role: attn (or attn.q, attn.k, attn.v,
+`--quant TYPE` gives TYPE to every matrix, as `llama-quantize --pure` does, with one exception: the output matrix (or
+the embedding that doubles as it) is raised to Q6_K below a 6-bit type. Norms, routers, biases and other vectors stay
+F32. `--recipe ROLE=TYPE,...` overrides by role: attn (or attn.q, attn.k, attn.v,
 attn.output), exps (or exps.gate, exps.up, exps.gate_up, exps.down), shexp, ffn, embed, output; `ROLE@FIRST-LAST=TYPE`
 limits it to a range of layers. The most specific entry wins, the later of equals. A row that a type's blocks do not
 divide falls back as in llama.cpp; the reason is reported.
@@ -11,6 +11,7 @@ divide falls back as in llama.cpp; the reason is reported.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 
 from gguf.constants import LlamaFileType
@@ -109,24 +110,22 @@ class Override:
 class Recipe:
     """The types of a whole conversion. `default` None keeps each source's own type.
 
-    `notes` collects one line a fallback.
+    Fallbacks are counted for `notes`.
     """
 
     default: QuantType | None
     overrides: list[Override] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    _fallbacks: Counter[tuple[str, int, QuantType, QuantType]] = field(default_factory=Counter)
 
     def type_for(self, name: str, n_cols: int, n_dims: int, source_type: QuantType, tied: bool) -> QuantType:
-        """Storage type of tensor `name`; appends to `notes` where a row forces another type than asked for."""
+        """Storage type of tensor `name`; counts where a row forces another type than asked for."""
         role = role_of(name)
         if role in ("norm", "router", "other") or n_dims < 2:
             return source_type if self.default is None else Q.F32
         wanted = self._wanted(role, _layer_of(name), source_type, tied)
         stored = fallback_type(wanted, n_cols)
         if stored is not wanted:
-            self.notes.append(
-                f"{name}: rows of {n_cols} do not divide into {wanted.name} blocks; stored as {stored.name}"
-            )
+            self._fallbacks[role, n_cols, wanted, stored] += 1
         return stored
 
     def _wanted(self, role: str, layer: int | None, source_type: QuantType, tied: bool) -> QuantType:
@@ -137,6 +136,13 @@ class Recipe:
             return source_type
         is_output = role == "output" or (role == "embed" and tied)
         return Q.Q6_K if is_output and self.default in _BELOW_SIX_BITS else self.default
+
+    def notes(self) -> list[str]:
+        """One line for each role whose rows forced another type than asked for."""
+        return [
+            f"{role}: rows of {n_cols} do not divide into {wanted.name} blocks; {count} tensors are stored as {stored.name}"
+            for (role, n_cols, wanted, stored), count in self._fallbacks.items()
+        ]
 
     def file_type(self) -> int | None:
         """The number for `general.file_type`, None where types are the source's."""

@@ -39,8 +39,9 @@ def test_rows_that_nothing_divides_become_f16() -> None:
 
 def test_a_fallback_leaves_a_note() -> None:
     recipe = parse_recipe("q4_k", None)
-    assert recipe.type_for("blk.0.ffn_down.3.weight", 1408, 2, Q.BF16, False) is Q.Q5_0
-    assert recipe.notes == ["blk.0.ffn_down.3.weight: rows of 1408 do not divide into Q4_K blocks; stored as Q5_0"]
+    for expert in range(2):
+        assert recipe.type_for(f"blk.0.ffn_down.{expert}.weight", 1408, 2, Q.BF16, False) is Q.Q5_0
+    assert recipe.notes() == ["exps.down: rows of 1408 do not divide into Q4_K blocks; 2 tensors are stored as Q5_0"]
 
 
 def test_plain_type_raises_the_output_matrix_and_keeps_norm_and_router() -> None:

@@ -64,7 +64,6 @@ class ResidencyController:
         self._phase = "decode"
         self._broken = False
         self._before = TokenStats()
-        self._empty = np.zeros(0, np.int32)
 
     @property
     def totals(self) -> TokenStats:

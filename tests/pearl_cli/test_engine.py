@@ -74,6 +74,20 @@ def test_streaming_equals_the_resident_model_bit_for_bit(
         assert (opened.controller.totals.misses == 0) == (percent == 100)
 
 
+def test_a_long_chunk_gives_the_same_bits_in_waves(model_path: Path, resident: Engine) -> None:
+    """Fifty tokens at once need all experts; slots for three a layer and two in passing must do."""
+    prompt = [(7 * i * i + 3) % 256 for i in range(50)]
+    backend_engine = Engine(resident.model, resident.model.new_cache(64), resident.provider, chunk_tokens=50)
+    expected = backend_engine.prefill(prompt)
+    options = RunOptions(threads=1, ctx_size=64, budget=Size(percent=45), ubatch_size=50, io_threads=2)
+    with open_engine(model_path, options) as opened:
+        np.testing.assert_array_equal(opened.engine.prefill(prompt), expected)
+        totals = opened.controller.totals
+        assert totals.hits == 0
+        assert sum(opened.plan.slots.capacities) + 2 < totals.misses <= 24  # once an expert, more than there are slots
+        np.testing.assert_array_equal(opened.engine.decode_step(9), backend_engine.decode_step(9))
+
+
 def test_generation_counts_and_reports(opened: OpenedEngine) -> None:
     sampler = Greedy()
     seen: list[tuple[int, int]] = []

@@ -140,7 +140,8 @@ class Recipe:
     def notes(self) -> list[str]:
         """One line for each role whose rows forced another type than asked for."""
         return [
-            f"{role}: rows of {n_cols} do not divide into {wanted.name} blocks; {count} tensors are stored as {stored.name}"
+            f"{role}: rows of {n_cols} do not divide into {wanted.name} blocks; "
+            f"{count} tensors are stored as {stored.name}"
             for (role, n_cols, wanted, stored), count in self._fallbacks.items()
         ]
 

@@ -1,9 +1,11 @@
 """The op set that model code is written against, once for every device.
 
-`Array` is a numpy array on the CPU and a torch tensor on a GPU. Model code touches arrays only through these ops, slicing, `+` and `*`.
-Shape letters: T tokens of this call, D hidden width, H query heads, G key/value heads, d head width, E experts of a layer, K experts
-per token, F expert width, N output rows, P routed (token, rank) pairs = T * K.
-Implementations: `kernels.reference.backend.ReferenceBackend` (defines every answer), `kernels.cpu.backend.CpuBackend` (numba).
+`Array` is a numpy array on the CPU and a torch tensor on a GPU. Model code touches arrays only through these ops,
+slicing, `+` and `*`.
+Shape letters: T tokens of this call, D hidden width, H query heads, G key/value heads, d head width, E experts of a
+layer, K experts per token, F expert width, N output rows, P routed (token, rank) pairs = T * K.
+Implementations: `kernels.reference.backend.ReferenceBackend` (defines every answer),
+`kernels.cpu.backend.CpuBackend` (numba).
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ class RouterSpec:
     """How one layer turns router logits into experts and mixing weights.
 
     scores = softmax(logits) | sigmoid(logits) | logits ("softmax_topk": softmax over the chosen K only);
-    selection = scores + selection_bias (bias never enters the weights), limited to the best `num_groups_used` of `num_groups` groups
-    (a group's score is the sum of its top two when there is a selection bias, else its maximum; excluded groups are -inf);
-    topk_ids = the K best, ties to the smaller id, ordered by descending selection score;
+    selection = scores + selection_bias (bias never enters the weights), limited to the best `num_groups_used` of
+    `num_groups` groups (a group's score is the sum of its top two when there is a selection bias, else its maximum;
+    excluded groups are -inf); topk_ids = the K best, ties to the smaller id, ordered by descending selection score;
     topk_weights = scores[topk_ids], divided by their sum if `norm_topk_prob`, times `scale`.
     """
 
@@ -55,7 +57,10 @@ class RouterSpec:
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
-    """cos and sin, float32 [max_positions, n_rot / 2]; `interleaved` pairs (0,1),(2,3).. (llama), else (i, i + n_rot/2) (neox)."""
+    """cos and sin, float32 [max_positions, n_rot / 2]; `interleaved` pairs (0,1),(2,3)..
+
+    (llama), else (i, i + n_rot/2) (neox).
+    """
 
     cos: Array
     sin: Array
@@ -65,7 +70,8 @@ class RopeTable:
 
 @dataclass(slots=True)
 class KVLayer:
-    """One layer's keys and values, head-major so that decoding reads each head once in order: [G, capacity, d] of `dtype`.
+    """One layer's keys and values, head-major so that decoding reads each head once in order: [G, capacity, d] of
+    `dtype`.
 
     `dtype` "f32" | "f16" | "q8_0" (then [G, capacity, d // 32 * 34] uint8 blocks).
     """
@@ -77,7 +83,9 @@ class KVLayer:
 
 @dataclass(slots=True)
 class Activations:
-    """float32 rows that linear ops read, with the quantised forms that were made from them so far (filled by the backend)."""
+    """float32 rows that linear ops read, with the quantised forms that were made from them so far (filled by the
+    backend).
+    """
 
     x: Array  # [T, D] float32
     forms: dict[str, Any] = field(default_factory=dict)
@@ -87,8 +95,9 @@ class Activations:
 class ExpertGroups:
     """The (token, rank) pairs of one call sorted by expert, see `kernels.grouping.group_by_expert`.
 
-    expert_ids int32 [n_groups] distinct experts; offsets int32 [n_groups + 1]: group g owns pair rows offsets[g]:offsets[g+1];
-    token_ids int32 [P]: token of each pair row; pair_of int32 [T, K]: pair row of (token, rank).
+    expert_ids int32 [n_groups] distinct experts; offsets int32 [n_groups + 1]: group g owns pair rows
+    offsets[g]:offsets[g+1]; token_ids int32 [P]: token of each pair row; pair_of int32 [T, K]: pair row of (token,
+    rank).
     """
 
     expert_ids: np.ndarray
@@ -101,7 +110,8 @@ class ExpertGroups:
 class ExpertTable:
     """Where the three matrices of each expert of one layer lie now: the slot table.
 
-    gate, up, down: int64 [E] addresses (CPU) or arena offsets (GPU), 0 while not resident; *_types: uint8 [E] ggml type ids, fixed.
+    gate, up, down: int64 [E] addresses (CPU) or arena offsets (GPU), 0 while not resident; *_types: uint8 [E] ggml
+    type ids, fixed.
     gate/up are [F, D] row-major blocks, down is [D, F]. The controller mutates the addresses, ops only read them.
     """
 
@@ -116,7 +126,8 @@ class ExpertTable:
 
 
 class Backend(Protocol):
-    """Ops never mutate their inputs unless the docstring says so; outputs are fresh or workspace arrays valid until the same op's next call
+    """Ops never mutate their inputs unless the docstring says so; outputs are fresh or workspace arrays valid until
+    the same op's next call
     *in another layer call*, so callers that keep a result across calls copy it."""
 
     name: str
@@ -138,8 +149,8 @@ class Backend(Protocol):
         ...
 
     def norm(self, x: Array, weight: Array, eps: float, readers: Sequence[Weight] = ()) -> Activations:
-        """RMS norm over the last axis in float32: x / sqrt(mean(x^2) + eps) * weight. `readers` are the weights that will be applied
-        to it, so that the quantised forms they need are made in the same pass."""
+        """RMS norm over the last axis in float32: x / sqrt(mean(x^2) + eps) * weight. `readers` are the weights that
+        will be applied to it, so that the quantised forms they need are made in the same pass."""
         ...
 
     def head_norm(self, x: Array, weight: Array, eps: float) -> Array:
@@ -151,7 +162,10 @@ class Backend(Protocol):
         ...
 
     def linear(self, a: Activations, *weights: Weight, bias: Array | None = None) -> Array:
-        """a.x @ W^T for the row-wise concatenation of `weights` (e.g. q, k, v): float32 [T, sum n_rows]; `bias` float32 [sum n_rows]."""
+        """a.x @ W^T for the row-wise concatenation of `weights` (e.g. q, k, v): float32 [T, sum n_rows];
+
+        `bias` float32 [sum n_rows].
+        """
         ...
 
     def gated_mlp(self, a: Activations, gate: Weight, up: Weight, down: Weight) -> Array:
@@ -159,11 +173,16 @@ class Backend(Protocol):
         ...
 
     def rope_write(self, q: Array, k: Array, v: Array, rope: RopeTable, start: int, cache: KVLayer) -> None:
-        """Rotate q [T, H * d] and k [T, G * d] in place for positions start..start+T and write k and v into `cache` there."""
+        """Rotate q [T, H * d] and k [T, G * d] in place for positions start..start+T and write k and v into `cache`
+        there.
+        """
         ...
 
     def attention(self, q: Array, cache: KVLayer, start: int, num_heads: int, scale: float, window: int = 0) -> Array:
-        """Causal attention of rotated q [T, H * d] at positions start.. over cache positions 0..start+t (or the last `window`): float32 [T, H * dv]."""
+        """Causal attention of rotated q [T, H * d] at positions start..
+
+        over cache positions 0..start+t (or the last `window`): float32 [T, H * dv].
+        """
         ...
 
     def route(self, router_logits: Array, spec: RouterSpec, selection_bias: Array | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -171,7 +190,10 @@ class Backend(Protocol):
         ...
 
     def expert_gate_up(self, a: Activations, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, h: Array) -> None:
-        """h[pair] = silu(gate_e x) * up_e x for every pair row of the groups listed in `which` (int32); h float32 [P, F] is written there only."""
+        """h[pair] = silu(gate_e x) * up_e x for every pair row of the groups listed in `which` (int32);
+
+        h float32 [P, F] is written there only.
+        """
         ...
 
     def expert_down(self, h: Array, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, d: Array) -> None:
@@ -179,7 +201,10 @@ class Backend(Protocol):
         ...
 
     def expert_combine(self, d: Array, groups: ExpertGroups, topk_weights: np.ndarray) -> Array:
-        """Sum over ranks k = 0.. in that order of topk_weights[t, k] * d[pair_of[t, k]]: float32 [T, D]. The order never depends on arrival."""
+        """Sum over ranks k = 0.. in that order of topk_weights[t, k] * d[pair_of[t, k]]: float32 [T, D].
+
+        The order never depends on arrival.
+        """
         ...
 
     def pair_buffers(self, n_pairs: int, intermediate_size: int, hidden_size: int) -> tuple[Array, Array]:

@@ -1,7 +1,8 @@
 """Who chooses and computes the experts of a layer: the seam between a model's maths and the runtime's residency.
 
-Model code calls `select`, then `compute`; it never knows where an expert lies. `models.resident.ResidentExperts` is the plain
-implementation (everything in memory, exact routing) that defines the answer; the runtime's controller streams and must equal it bit for bit.
+Model code calls `select`, then `compute`; it never knows where an expert lies. `models.resident.ResidentExperts` is
+the plain implementation (everything in memory, exact routing) that defines the answer; the runtime's controller
+streams and must equal it bit for bit.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from kernels.backend import Activations, Array, RouterSpec, Weight
 
 @dataclass(frozen=True, slots=True)
 class RouterWeights:
-    """What choosing the experts of one MoE layer needs; handed to predictors too, which apply a later layer's router early."""
+    """What choosing the experts of one MoE layer needs;
+
+    handed to predictors too, which apply a later layer's router early.
+    """
 
     layer: int
     spec: RouterSpec
@@ -36,11 +40,16 @@ class Routing:
 
 class ExpertProvider(Protocol):
     def begin(self, token_ids: np.ndarray, start: int, phase: str) -> None:
-        """Called once before each forward call; `phase` is "prefill" or "decode"; `start` the context position of the first token."""
+        """Called once before each forward call; `phase` is "prefill" or "decode";
+
+        `start` the context position of the first token.
+        """
         ...
 
     def select(self, layer: int, residual: Array, a: Activations, router_logits: Array) -> Routing:
-        """Choose experts. `residual` [T, D] is the stream before ffn_norm, `a` the normed router input, `router_logits` float32 [T, E]."""
+        """Choose experts. `residual` [T, D] is the stream before ffn_norm, `a` the normed router input,
+        `router_logits` float32 [T, E].
+        """
         ...
 
     def compute(self, layer: int, a: Activations, routing: Routing) -> Array:

@@ -33,7 +33,10 @@ rounding.
 """
 
 FLOAT32_ROW_RELATIVE = 5e-7
-"""A float32 row computed with few roundings a component (norm, rope, mixing weights): about four units in the last place."""
+"""A float32 row computed with few roundings a component (norm, rope, mixing weights):
+
+about four units in the last place.
+"""
 
 ATTENTION_RELATIVE = 4e-6
 """Online softmax in float32 against float64: exp within 2 units in the last place, sums over hundreds of positions."""

@@ -93,9 +93,7 @@ def _start_rows(call, g, rows, sinks, out, states):
 
 @njit(nogil=True, cache=True)
 def _attend_rows(call, scale, cache_k, cache_v, g, rows, positions, out, states):
-    """Query rows rows[0]..rows[1]-1 of key head g (row m = token m // ratio, head m % ratio of the group) over
-    `positions`.
-    """
+    """Query rows rows[0]..rows[1]-1 of key head g over `positions`; row m is token m // ratio, head m % ratio of g."""
     capacity, k_bytes, v_bytes = cache_k.shape[1], cache_k.shape[2], cache_v.shape[2]
     k_base = cache_k.ctypes.data + g * capacity * k_bytes
     v_base = cache_v.ctypes.data + g * capacity * v_bytes

@@ -30,9 +30,7 @@ def _gate_up(
     functions, matrices, types, ids, offsets, which, lanes, n_cols, x_rows, h_rows, u_rows, width, silu, scratch,
     scratch_bytes, n_parts,
 ):  # fmt: skip
-    """matrices int64 [2, E] addresses and types [2, E] of gate and up; x_rows int64 [3, P] by FORM_*, h_rows, u_rows
-    [P].
-    """
+    """matrices int64 [2, E] addresses, types [2, E] of gate and up; x_rows int64 [3, P] by FORM_*; h_rows, u_rows [P]."""
     for part in prange(n_parts):
         first, stop = tile_range(width, lanes, part, n_parts)
         place = scratch + part * scratch_bytes
@@ -117,8 +115,7 @@ def down_many(
     """d[pair] = down h[pair] for the pairs of the groups in `which`; d float32 [P, D] is written there only.
 
     records: (address, stride) of h itself (f32), and of its q8_32 and q8_256 records, flat; those with a `quantizers`
-    address by FORM_* (else 0) are filled here for the listed pairs. Groups whose down has no tile kernel are left
-    alone.
+    address by FORM_* (else 0) are filled here for the listed pairs. Groups whose down has no kernel are left alone.
     """
     used = set(np.unique(table.down_types).tolist())
     tiles.require(used)

@@ -100,9 +100,9 @@ def emit_softmax_step(e: Emitter, arguments: tuple[Any, ...], queries: int) -> N
     rows = []
     # all rows are read before any is written, so that their long chains of exp can overlap
     for i, state in enumerate(states):
-        bounds = [e.splat(e.b.trunc(e.load(e.at(visible, 16 * i + 8 * k), I64, 8), I32), 16) for k in (0, 1)]
+        first, stop = (e.splat(e.b.trunc(e.load(e.at(visible, 16 * i + 8 * k), I64, 8), I32), 16) for k in (0, 1))
         parts = [e.load(e.at(scores, 4 * BLOCK * i + 64 * part), vec(F32, 16), 4) for part in range(BLOCK // 16)]
-        rows.append(_softmax_row(e, parts, *bounds, e.load(state, F32, 4), e.load(e.at(state, 4), F32, 4)))
+        rows.append(_softmax_row(e, parts, first, stop, e.load(state, F32, 4), e.load(e.at(state, 4), F32, 4)))
     for i, (state, (weights, new_state)) in enumerate(zip(states, rows, strict=True)):
         for part, weight in enumerate(weights):
             e.store(weight, e.at(scores, 4 * BLOCK * i + 64 * part), 4)

@@ -21,7 +21,7 @@ _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
 
 
 def emit_exp(e: Emitter, x: Any) -> Any:
-    """e^x within 2 units in the last place for lanes of x <= 88; below -87 it is e^-87, about 1.6e-38. NaN stays NaN."""
+    """e^x within 2 units in the last place for lanes of x <= 88; below -87 it is e^-87, some 1.6e-38. NaN stays NaN."""
     b, lanes = e.b, x.type.count
 
     def c(value: float) -> Any:

@@ -30,7 +30,7 @@ def _gate_up(
     functions, matrices, types, ids, offsets, which, lanes, n_cols, x_rows, h_rows, u_rows, width, silu, scratch,
     scratch_bytes, n_parts,
 ):  # fmt: skip
-    """matrices int64 [2, E] addresses, types [2, E] of gate and up; x_rows int64 [3, P] by FORM_*; h_rows, u_rows [P]."""
+    """matrices int64 [2, E] addresses, types [2, E]: gate, up; x_rows int64 [3, P] by FORM_*; h_rows, u_rows [P]."""
     for part in prange(n_parts):
         first, stop = tile_range(width, lanes, part, n_parts)
         place = scratch + part * scratch_bytes

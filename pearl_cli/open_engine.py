@@ -28,6 +28,7 @@ from pearl_cli.memory_plan import (
     plan_memory,
     workspace_bytes,
 )
+from pearl_cli.memory_warnings import warn_of_plan
 from pearl_cli.options import RunOptions, Size
 from pearl_cli.predict.choose import choose_forecasting
 from pearl_cli.predict.oracle import Future
@@ -119,7 +120,7 @@ def _open(
     forecasting = choose_forecasting(gguf, options.predictor, options.stride, options.evict, notify)
     depth = config.router.num_experts_per_tok if forecasting.fetch else 0
     plan = plan_run(gguf, config, places, options, default_budget, depth * (forecasting.stride + 1))
-    _warn_of_tight_slots(plan, config, notify)
+    warn_of_plan(plan, config, notify)
     loaded = load_model(gguf, backend)
     cache = loaded.new_cache(plan.needs.context, options.cache_type_k, options.cache_type_v)
     evict, seed = forecasting.evict, max(options.seed, 0)
@@ -129,22 +130,12 @@ def _open(
     throttle = Throttle(options.throttle.n_bytes) if options.throttle is not None else None
     reader = DiskReader(gguf.paths, throttle, notify)
     try:
+        policy = make_policy(evict, profile.counts if profile is not None else None, seed)
+        shape = (config.hidden_size, config.moe_intermediate_size)
         controller = build_controller(
-            places,
-            plan.slots,
-            (config.hidden_size, config.moe_intermediate_size),
-            loaded.routers,
-            backend,
-            make_policy(evict, profile.counts if profile is not None else None, seed),
-            ExactRouting(backend),
-            reader.read,
-            options.io_threads or DEFAULT_IO_THREADS,
-            allocate,
-            predictor,
-            depth,
-            notify,
-            next_use,
-        )
+            places, plan.slots, shape, loaded.routers, backend, policy, ExactRouting(backend), reader.read,
+            options.io_threads or DEFAULT_IO_THREADS, allocate, predictor, depth, notify, next_use,
+        )  # fmt: skip
     except BaseException:
         reader.close()
         raise
@@ -170,17 +161,6 @@ def _open(
         opened.close()
         raise
     return opened
-
-
-def _warn_of_tight_slots(plan: MemoryPlan, config: ModelConfig, notify: Callable[[str], None] | None) -> None:
-    """Below the experts of one token a layer cannot keep anything useful for the next."""
-    kept = min(plan.slots.capacities[layer] for layer in config.moe_layers)
-    used = config.router.num_experts_per_tok
-    if kept < used and notify is not None:
-        notify(
-            f"the expert slots hold {kept} experts a layer and every token uses {used}: most will be read again for"
-            " each token; a larger --budget or --ram helps more than anything else"
-        )
 
 
 def _profile_of(

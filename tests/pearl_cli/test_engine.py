@@ -164,3 +164,13 @@ def test_an_engine_without_residency_has_no_counters(model_path: Path) -> None:
         provider = ResidentExperts(model, ExpertStore(gguf, ModelConfig.from_gguf(gguf)), backend)
         steps = list(Engine(model, model.new_cache(32, "f32", "f32"), provider).generate(PROMPT[:3], Greedy(), 2))
     assert [step.stats.hits for step in steps] == [0, 0]
+
+
+def test_tight_slots_and_scarce_memory_are_said(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    options = RunOptions(threads=1, ctx_size=16, budget=Size(percent=15), ram=Size(n_bytes=1 << 34))
+    monkeypatch.setattr("pearl_cli.memory_warnings.available_bytes", lambda: 1 << 20)
+    with open_engine(model_path, options, notify=said.append):
+        pass
+    assert "hold 0 experts a layer and every token uses 2" in said[0]
+    assert "only 1MiB is free" in said[1]

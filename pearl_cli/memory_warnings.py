@@ -1,0 +1,32 @@
+"""What a plan that is obeyed as asked should still say: slots too few to help, a ceiling above what the machine has
+left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from models.config import ModelConfig
+from models.errors import MemoryPlanError
+from pearl_cli.host_memory import available_bytes
+from pearl_cli.memory_plan import MemoryPlan, typed
+
+
+def warn_of_plan(plan: MemoryPlan, config: ModelConfig, notify: Callable[[str], None] | None) -> None:
+    """At most one line each for tight slots and scarce memory."""
+    if notify is None:
+        return
+    kept = min(plan.slots.capacities[layer] for layer in config.moe_layers)
+    used = config.router.num_experts_per_tok
+    if kept < used:
+        notify(
+            f"the expert slots hold {kept} experts a layer and every token uses {used}: most will be read again for"
+            " each token; a larger --budget or --ram helps more than anything else"
+        )
+    try:
+        available = available_bytes()
+    except MemoryPlanError:  # the system does not say; the ceiling was given for that reason
+        return
+    wanted = plan.total_bytes - plan.needs.process_bytes
+    if wanted > available:
+        notify(f"this run may take {typed(wanted)} more, only {typed(available, up=False)} is free: it may be killed")

@@ -124,17 +124,24 @@ def _read_preamble(path: Path, lines: TextIO) -> tuple[dict[str, str], dict[int,
 
 
 def _read_rows(path: Path, lines: TextIO, header: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    numbers: list[list[int]] = []
-    weights: list[float] = []
-    for row in csv.reader(lines):
+    text = lines.readlines()
+    if not text:
+        return np.zeros((0, 6), np.int64), np.zeros(0, np.float32)
+    try:
+        table = np.loadtxt(text, np.float64, delimiter=",", usecols=range(7), ndmin=2, comments=None)
+    except ValueError:
+        raise FileError(_first_bad_row(path, text)) from None
+    return table[:, :6].astype(np.int64), table[:, 6].astype(np.float32)
+
+
+def _first_bad_row(path: Path, text: list[str]) -> str:
+    for number, row in enumerate(csv.reader(text), 1):
         try:
-            numbers.append([int(value) for value in row[:6]])
-            weights.append(float(row[6]))
-        except (ValueError, IndexError) as error:
-            raise FileError(
-                f"{path}: row {len(numbers) + 1} after the header is not a route_trace row: {','.join(row)[:80]}"
-            ) from error
-    return np.array(numbers, np.int64).reshape(-1, 6), np.array(weights, np.float32)
+            [int(value) for value in row[:6]]
+            float(row[6])
+        except (ValueError, IndexError):
+            return f"{path}: row {number} after the header is not a route_trace row: {','.join(row)[:80]}"
+    return f"{path}: the rows are not those of a route_trace"
 
 
 class TraceWriter:

@@ -1,4 +1,8 @@
-"""`pearl simulate TRACE`: hit rates and bytes of recorded routing under each eviction policy, without a model."""
+"""Hit rates, bytes and modelled latency of recorded routing under each eviction policy and predictor, without a model.
+
+Times come from a simple machine (--bandwidth, --latency-ms, --compute-ms): a layer computes, then waits for what it
+misses; forecasts are read in between.
+"""
 
 from __future__ import annotations
 
@@ -12,108 +16,107 @@ from models.errors import UsageError
 from pearl_cli.options import Size, SizeParam
 from pearl_cli.trace import RouteTrace, read_trace
 
-POLICIES = ("lru", "lfu", "lfru", "least-stale", "random", "static", "belady", "belady-bypass")
+POLICIES = ("lru", "lfu", "lfru", "least-stale", "random", "static", "pearl", "belady", "belady-bypass")
+_ENGINE_ONLY = ("pearl", "belady-bypass")
 _PLOT_PERCENTS = (5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 100)
 
 
 @click.command(name="simulate", help=__doc__)
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option("--evict", type=click.Choice(POLICIES), help="One policy.  [default: all of them]")
-@click.option(
-    "--budget",
-    type=SizeParam(allow_percent=True),
-    metavar="SIZE|PCT",
-    default="25%",
-    show_default=True,
-    help="Memory for experts.",
-)
-@click.option(
-    "--scope",
-    type=click.Choice(["layer", "global"]),
-    default="layer",
-    show_default=True,
-    help="A share for each layer, or one pool.",
-)
-@click.option(
-    "--rules",
-    type=click.Choice(["pool", "engine"]),
-    default="pool",
-    show_default=True,
-    help="pool: bytes, the prompt as one event a layer (the published curves). "
-    "engine: whole slots a layer, token by token, as pearl runs.",
-)
+@click.option("--budget", type=SizeParam(allow_percent=True), metavar="SIZE|PCT", default="25%", show_default=True,
+              help="Memory for experts.")  # fmt: skip
+@click.option("--scope", type=click.Choice(["layer", "global"]), default="layer", show_default=True,
+              help="A share for each layer, or one pool.")  # fmt: skip
+@click.option("--rules", type=click.Choice(["pool", "engine"]),
+              help="pool: bytes, the prompt as one event a layer (the published curves). engine: whole slots a layer, "
+              "token by token, as pearl runs.  [default: pool; engine where forecasts are used]")  # fmt: skip
+@click.option("--predictor", default="none", show_default=True, metavar="NAME|FILE",
+              help="none, ema, oracle:RECALL[:PRECISION]; with --hidden also token-table or a trained file.")  # fmt: skip
+@click.option("--hidden", type=click.Path(path_type=Path), help="Router inputs recorded with the trace.")
+@click.option("--stride", type=click.IntRange(1, 8), default=1, show_default=True, help="Layers ahead to forecast.")
+@click.option("--bandwidth", type=SizeParam(), metavar="SIZE", default="1GiB", show_default=True,
+              help="Bytes a second of the link.")  # fmt: skip
+@click.option("--latency-ms", type=click.FloatRange(min=0), default=0.1, show_default=True, help="Of one read.")
+@click.option("--compute-ms", type=click.FloatRange(min=0), default=0.5, show_default=True, help="Of a layer.")
+@click.option("--ablate", is_flag=True, help="What controller and predictor are worth: PEARL's own table.")
 @click.option("--plot", is_flag=True, help="Draw hit rate over budget for the policies.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a policy (an array for several).")
-def command(trace: Path, evict: str | None, budget: Size, scope: str, rules: str, plot: bool, as_json: bool) -> None:
-    recorded = read_trace(trace)
+def command(
+    trace: Path,
+    evict: str | None,
+    budget: Size,
+    scope: str,
+    rules: str | None,
+    predictor: str,
+    hidden: Path | None,
+    stride: int,
+    bandwidth: Size,
+    latency_ms: float,
+    compute_ms: float,
+    ablate: bool,
+    plot: bool,
+    as_json: bool,
+) -> None:
+    from pearl_cli.predict.train_data import load_recorded
+    from pearl_cli.simulate.cost_model import Machine
+    from pearl_cli.simulate.run import Setting
+    from pearl_cli.simulate.run import ablate as run_ablations
+
+    recorded = load_recorded(trace, hidden) if hidden is not None else None
+    routes = recorded.trace if recorded is not None else read_trace(trace)
+    ahead = predictor != "none" or ablate or evict in _ENGINE_ONLY
+    rules = rules or ("engine" if ahead else "pool")
     if rules == "engine" and scope == "global":
         raise UsageError("--rules engine has slots per layer; use --scope layer, or --rules pool for one global pool")
-    names = [evict] if evict else [name for name in POLICIES if rules == "engine" or name != "belady-bypass"]
+    machine = Machine(float(bandwidth.n_bytes), latency_ms / 1e3, compute_ms / 1e3)
+    setting = Setting(machine, scope, rules, predictor, stride)
+    budget_bytes = budget.of(routes.total_expert_bytes)
+    names = [evict] if evict else [name for name in POLICIES if rules == "engine" or name not in _ENGINE_ONLY]
     if plot:
-        click.echo(_plot(recorded, names, scope, rules))
+        click.echo(_plot(routes, names, setting, recorded))
         return
-    records = [simulate(recorded, name, budget.of(recorded.total_expert_bytes), scope, rules) for name in names]
-    if as_json:
-        click.echo(json.dumps(records[0] if evict else records, indent=1))
-        return
-    shape = f"{recorded.num_layers} layers, {recorded.num_experts_per_tok} of {recorded.num_experts} experts a token"
-    click.echo(f"{recorded.model or trace.name}: {shape}")
-    click.echo(f"{'evict':<14} {'hit rate':>9} {'decode':>9} {'GiB read':>9} {'MiB/token':>10}")
-    for record in records:
-        click.echo(
-            f"{record['evict']:<14} {100 * record['hit_rate']:8.2f}% {100 * record['hit_rate_decode']:8.2f}% "
-            f"{record['read_bytes'] / 2**30:9.2f} {record['read_bytes_per_decode_token'] / 2**20:10.1f}"
-        )
-
-
-def simulate(recorded: RouteTrace, name: str, budget_bytes: int, scope: str, rules: str) -> dict[str, Any]:
-    """One replay as a flat record. `hit_rate` counts prompt and decoding, `hit_rate_decode` decoding alone."""
-    from pearl_cli.residency.eviction import make_policy
-    from pearl_cli.simulate.engine_rules import replay_bypass, replay_engine
-    from pearl_cli.simulate.pool import replay_pool
-
-    policy = None if name.startswith("belady") else make_policy(name, popularity=_popularity(recorded, scope, rules))
-    if rules == "engine":
-        slots = [int(budget_bytes / recorded.num_layers // n_bytes) for n_bytes in recorded.expert_bytes]
-        result = replay_bypass(recorded, slots) if name == "belady-bypass" else replay_engine(recorded, slots, policy)
-    elif name == "belady-bypass":
-        raise UsageError("--evict belady-bypass needs --rules engine")
+    if ablate:
+        records = run_ablations(routes, budget_bytes, setting, recorded)
     else:
-        result = replay_pool(recorded, budget_bytes, policy, per_layer=scope == "layer")
-    decode_tokens = len({(turn, step) for turn, phase, step in recorded.rows[:, :3].tolist() if phase == 1})
-    return {
-        "evict": name,
-        "scope": scope,
-        "rules": rules,
-        "budget_bytes": budget_bytes,
-        "expert_bytes_total": recorded.total_expert_bytes,
-        "hit_rate": result.hit_rate,
-        "hit_rate_decode": result.hit_rate_decode,
-        "lookups": result.lookups,
-        "lookups_decode": result.lookups_decode,
-        "read_bytes": result.read_bytes,
-        "read_bytes_decode": result.read_bytes_decode,
-        "read_bytes_per_decode_token": result.read_bytes_decode / max(decode_tokens, 1),
-    }
+        from pearl_cli.simulate.run import simulate
+
+        records = [simulate(routes, name, budget_bytes, setting, recorded) for name in names]
+    if as_json:
+        click.echo(json.dumps(records[0] if evict and not ablate else records, indent=1))
+        return
+    shape = f"{routes.num_layers} layers, {routes.num_experts_per_tok} of {routes.num_experts} experts a token"
+    click.echo(f"{routes.model or trace.name}: {shape}; budget {100 * budget_bytes / routes.total_expert_bytes:.0f} %")
+    click.echo(_table(records))
 
 
-def _popularity(recorded: RouteTrace, scope: str, rules: str) -> Any:
-    """Use counts over the whole trace, for `static`: [L, E], or one row over all experts for a global pool."""
-    import numpy as np
+def _table(records: list[dict[str, Any]]) -> str:
+    """One line a record. MiB/token is what decoding demanded; a dash where there is nothing to say."""
+    lines = [
+        f"{'':<18} {'hit rate':>9} {'decode':>9} {'MiB/token':>10} {'fetched':>8} {'right':>6} {'stall ms':>9} "
+        f"{'p50 ms':>8} {'p99 ms':>8} {'tok/s':>8}"
+    ]
+    for r in records:
+        right = f"{100 * r['prefetch_precision']:.0f}%" if r["prefetch_precision"] is not None else "-"
+        times = [f"{r[key]:.2f}" if r[key] is not None else "-" for key in ("token_ms_p50", "token_ms_p99")]
+        speed = f"{r['tokens_per_s']:.1f}" if r["tokens_per_s"] else "-"
+        lines.append(
+            f"{r.get('ablation', r['evict']):<18} {100 * r['hit_rate']:8.2f}% {100 * r['hit_rate_decode']:8.2f}% "
+            f"{r['demand_bytes_per_token'] / 2**20:10.2f} {r['prefetch_bytes_per_token'] / 2**20:8.2f} {right:>6} "
+            f"{r['stall_ms_per_token']:9.2f} {times[0]:>8} {times[1]:>8} {speed:>8}"
+        )
+        if r["prefetching_switched_off"]:
+            lines.append(f"{'':<18} {r['prefetching_switched_off']}")
+    return "\n".join(lines)
 
-    counts = np.zeros((recorded.num_layers, recorded.num_experts), np.int64)
-    np.add.at(counts, (recorded.rows[:, 3], recorded.rows[:, 5]), 1)
-    return counts.reshape(1, -1) if scope == "global" and rules == "pool" else counts
 
-
-def _plot(recorded: RouteTrace, names: list[str], scope: str, rules: str) -> str:
+def _plot(routes: RouteTrace, names: list[str], setting: Any, recorded: Any) -> str:
     from pearl_cli.simulate.plot import plot_curves
+    from pearl_cli.simulate.run import simulate
 
+    budgets = [routes.total_expert_bytes * percent // 100 for percent in _PLOT_PERCENTS]
     curves = {
-        name: [
-            simulate(recorded, name, recorded.total_expert_bytes * percent // 100, scope, rules)["hit_rate_decode"]
-            for percent in _PLOT_PERCENTS
-        ]
+        name: [simulate(routes, name, budget, setting, recorded)["hit_rate_decode"] for budget in budgets]
         for name in names
     }
     return plot_curves(curves, _PLOT_PERCENTS)

@@ -70,7 +70,7 @@ class Forecasting:
         shape = _shape(config)
         if self.name.startswith("oracle"):
             if future is None:
-                raise UsageError("--predictor oracle knows recorded routing only: use it in simulate or with --route-trace")
+                raise UsageError("--predictor oracle knows recorded routing only, as in pearl simulate")
             layers = [router.layer for router in routers if router is not None]
             return Oracle(future, layers, shape[1], *parse_oracle(self.name), self.stride, seed)
         if self.card is not None and self.arrays is not None:
@@ -81,7 +81,7 @@ class Forecasting:
             return HorizonPrefetch(make_forecaster(self.card, self.arrays), backend, self.stride, shared=False)
         if self.name == "next-gate":
             return NextGate(routers, backend, self.stride)
-        return {"ema": EmaPredictor, "token-table": TokenTable}[self.name](*shape, self.stride)
+        return EmaPredictor(*shape, self.stride) if self.name == "ema" else TokenTable(*shape, self.stride)
 
 
 def make_forecaster(card: PredictorCard, arrays: Mapping[str, np.ndarray]) -> HorizonForecaster:

@@ -22,7 +22,7 @@ class EmaFrequency:
 
     def record(self, layer: int, expert_ids: np.ndarray) -> np.ndarray:
         """One event of `layer`; returns the row after it (a view)."""
-        row = self.frequency[layer]
+        row: np.ndarray = self.frequency[layer]
         row *= DECAY
         row[expert_ids] += 1.0 - DECAY
         return row

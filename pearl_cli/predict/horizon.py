@@ -56,9 +56,10 @@ class HorizonForecaster:
 
     def _states(self, layer: int, x: np.ndarray) -> np.ndarray:
         """float32 [T, width] that the head reads."""
-        h = x @ self._arrays[f"blk.{layer}.w1"]
+        h: np.ndarray = x @ self._arrays[f"blk.{layer}.w1"]
         h += self._arrays[f"blk.{layer}.b1"]
-        return np.maximum(h, 0.0, out=h)
+        np.maximum(h, 0.0, out=h)
+        return h
 
 
 def sigmoid(z: np.ndarray) -> np.ndarray:
@@ -67,4 +68,5 @@ def sigmoid(z: np.ndarray) -> np.ndarray:
     np.negative(z, out=z)
     np.exp(z, out=z)
     z += 1.0
-    return np.reciprocal(z, out=z)
+    np.reciprocal(z, out=z)
+    return z

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 GRU_LAYERS = 2
 
 
-class PerLayerMLP(nn.Module):
+class PerLayerMLP(nn.Module):  # type: ignore[misc]
     """Two layers per model layer: x [B, L, D], features [B, L, F, E] -> logits [B, L, K, E].
 
     logits = W2 relu(W1 x + b1) + b2 + sum_f C_kf features_f; F may be 0.
@@ -35,7 +35,7 @@ class PerLayerMLP(nn.Module):
         return logits + torch.einsum("lkf,blfe->blke", self.c, features) if features.shape[2] else logits
 
 
-class Trajectory(nn.Module):
+class Trajectory(nn.Module):  # type: ignore[misc]
     """PEARL's predictor per model layer: projection of the router input, two GRU layers over decode steps, a head of K
     x E sigmoids. x [B, T, L, D], features [B, T, L, F, E] -> logits [B, T, L, K, E].
     """

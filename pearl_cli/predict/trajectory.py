@@ -27,7 +27,7 @@ class TrajectoryForecaster(HorizonForecaster):
         self._next_position = start + len(token_ids)
 
     def _states(self, layer: int, x: np.ndarray) -> np.ndarray:
-        sequence = x @ self._arrays[f"blk.{layer}.w1"]
+        sequence: np.ndarray = x @ self._arrays[f"blk.{layer}.w1"]
         for i in range(GRU_LAYERS):
             sequence = self._run(f"blk.{layer}.gru{i}.", sequence, self._state[layer][i])
         return sequence

@@ -14,11 +14,9 @@ from pearl_cli.predict.base import NextUse
 from pearl_cli.residency.cache_model import LayerCache
 from pearl_cli.residency.eviction.base import EvictionPolicy
 from pearl_cli.simulate.belady import NextUse as TrueNextUse
-from pearl_cli.simulate.pool import ReplayResult
+from pearl_cli.simulate.pool import ReplayResult, Watch
 from pearl_cli.trace import Event, RouteTrace
 
-Watch = Callable[[Event, np.ndarray], None]
-"""(event, missing ids): told of every event in order, for a cost model."""
 RouterInput = Callable[[Event], np.ndarray]
 """What the event's router saw, float32 [1, D]."""
 
@@ -59,7 +57,7 @@ def replay_engine(
         missing = ids[~cache.resident[ids]]
         result.count(event.phase, ids.size - missing.size, missing.size, int(trace.expert_bytes[event.layer]))
         if watch is not None:
-            watch(event, missing)
+            watch(event, missing, cache.resident)
         forecast = None
         if future is not None:
             forecast = future.after(event)
@@ -104,7 +102,7 @@ def replay_bypass(trace: RouteTrace, slots: list[int], watch: Watch | None = Non
         missing = ids[~kept[ids]]
         result.count(event.phase, ids.size - missing.size, missing.size, int(trace.expert_bytes[layer]))
         if watch is not None:
-            watch(event, missing)
+            watch(event, missing, kept)
         after = future.after(event)
         kept[ids] = True
         candidates = np.flatnonzero(kept)

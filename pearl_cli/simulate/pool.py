@@ -9,7 +9,7 @@ rules are in `pearl_cli.residency.cache_model`; `replay_engine` runs those.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,9 @@ from pearl_cli.residency.eviction.base import EvictionPolicy
 from pearl_cli.residency.history import LayerHistory
 from pearl_cli.simulate.belady import NextUse
 from pearl_cli.trace import DECODE, Event, RouteTrace
+
+Watch = Callable[[Event, np.ndarray, np.ndarray], None]
+"""(event, missing ids, resident bool [E] as a live view): told of every event before it changes what is resident."""
 
 
 @dataclass(slots=True)
@@ -86,7 +89,9 @@ class _Pool:
             self.used_bytes -= int(self.sizes[expert])
 
 
-def replay_pool(trace: RouteTrace, budget_bytes: int, policy: EvictionPolicy | None, per_layer: bool) -> ReplayResult:
+def replay_pool(
+    trace: RouteTrace, budget_bytes: int, policy: EvictionPolicy | None, per_layer: bool, watch: Watch | None = None
+) -> ReplayResult:
     """Hits and bytes of `trace` under `policy`; None is Belady's rule (furthest next use, from the trace itself)."""
     events = list(trace.events())
     n_experts = trace.num_experts
@@ -103,6 +108,9 @@ def replay_pool(trace: RouteTrace, budget_bytes: int, policy: EvictionPolicy | N
         pool = pools[event.layer if per_layer else 0]
         pool.history.cycle = index
         ids = event.expert_ids + offset
+        if watch is not None:
+            here = pool.resident[offset : offset + n_experts]
+            watch(event, np.unique(event.expert_ids[~here[event.expert_ids]]), here)
         hits = pool.touch(ids)
         distinct = np.unique(event.expert_ids).size
         result.count(event.phase, hits, distinct - hits, int(trace.expert_bytes[event.layer]))

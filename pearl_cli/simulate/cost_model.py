@@ -1,0 +1,197 @@
+"""What a replay would have cost in time: one token after the other, one layer after the other, one link.
+
+A layer takes `compute_s`; then its gate is known, and whatever it misses is waited for: latency once, then bytes over
+bandwidth. Between two gates the link is free for forecasts, one expert after the other; a demand overtakes them at the
+border of a chunk (a third of an expert), as in the runtime. That reads also hide behind the experts already there is
+left out, so stalls are upper bounds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pearl_cli.predict.base import Forecast
+from pearl_cli.residency.prefetch_governor import PrefetchGovernor
+from pearl_cli.residency.stats import TransferStats
+from pearl_cli.trace import DECODE, Event
+
+_CHUNKS = 3
+
+Forecaster = Callable[[Event], Sequence[Forecast]]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """bytes_per_s: of the link; latency_s: of one read; compute_s: of one layer of one token."""
+
+    bytes_per_s: float
+    latency_s: float
+    compute_s: float
+
+
+@dataclass(slots=True)
+class _Read:
+    layer: int
+    expert: int
+    n_bytes: int
+    left_s: float
+
+
+@dataclass(slots=True)
+class CostModel:
+    """Handed to a replay as its `watch`. depth: forecast experts a later layer at most; governed: fetch only what pays.
+
+    token_s: of each decoded token; demand_bytes, prefetch_bytes, useful_bytes and stall_s count decoding only.
+    """
+
+    machine: Machine
+    expert_bytes: Sequence[int]
+    forecaster: Forecaster | None = None
+    depth: int = 0
+    governed: bool = True
+    token_s: list[float] = field(default_factory=list)
+    demand_bytes: int = 0
+    prefetch_bytes: int = 0
+    useful_bytes: int = 0
+    stall_s: float = 0.0
+    switched_off: str = ""
+    _clock_s: float = 0.0
+    _token: tuple[int, int, int] = (-1, -1, -1)
+    _landed: dict[tuple[int, int], int] = field(default_factory=dict)
+    _queue: deque[_Read] = field(default_factory=deque)
+    _resident: dict[int, np.ndarray] = field(default_factory=dict)
+    _stats: TransferStats = field(default_factory=TransferStats)
+    _governor: PrefetchGovernor | None = None
+
+    def __post_init__(self) -> None:
+        self._governor = PrefetchGovernor(now=lambda: self._clock_s)
+
+    def __call__(self, event: Event, missing: np.ndarray, resident: np.ndarray) -> None:
+        """One event: what it misses of `resident` (bool [E], before it)."""
+        decode = event.phase == DECODE
+        self._begin_token(event, decode)
+        started = self._clock_s
+        self._advance(self.machine.compute_s)
+        stall_s = self._demand(event, missing, decode)
+        self._resident[event.layer] = resident
+        if decode and self.forecaster is not None:
+            self._queue_forecasts(event)
+        if decode:
+            self.stall_s += stall_s
+            self.token_s[-1] += self._clock_s - started
+
+    def figures(self) -> dict[str, float | int | str | None]:
+        """Flat results for a record."""
+        n = max(len(self.token_s), 1)
+        times = np.array(self.token_s) * 1e3
+        return {
+            "demand_bytes_per_token": self.demand_bytes / n,
+            "prefetch_bytes_per_token": self.prefetch_bytes / n,
+            "prefetch_precision": self.useful_bytes / self.prefetch_bytes if self.prefetch_bytes else None,
+            "prefetching_switched_off": self.switched_off or None,
+            "stall_ms_per_token": 1e3 * self.stall_s / n,
+            "token_ms_p50": float(np.percentile(times, 50)) if times.size else None,
+            "token_ms_p99": float(np.percentile(times, 99)) if times.size else None,
+            "tokens_per_s": 1e3 * len(times) / float(times.sum()) if times.size and times.sum() else None,
+        }
+
+    def _begin_token(self, event: Event, decode: bool) -> None:
+        token = (event.turn, event.phase, event.step)
+        if token == self._token:
+            return
+        self._token = token
+        if decode:
+            self.token_s.append(0.0)
+        assert self._governor is not None
+        verdict = self._governor.observe_link(self._stats)
+        if verdict is not None and self.governed:
+            self.switched_off = verdict
+
+    def _advance(self, seconds: float) -> None:
+        """The computing thread is busy; the link works off forecasts."""
+        self._clock_s += seconds
+        while self._queue and seconds > 0:
+            read = self._queue[0]
+            done = min(seconds, read.left_s)
+            read.left_s -= done
+            seconds -= done
+            self._stats.busy_s += done
+            if read.left_s <= 1e-12:
+                self._queue.popleft()
+                self._landed[read.layer, read.expert] = read.n_bytes
+                self._count_read(read.n_bytes)
+
+    def _count_read(self, n_bytes: int) -> None:
+        self.prefetch_bytes += n_bytes
+        self._stats.prefetch_bytes += n_bytes
+
+    def _demand(self, event: Event, missing: np.ndarray, decode: bool) -> float:
+        """Wait for the missing experts; forecasts of this layer are settled."""
+        size, machine = int(self.expert_bytes[event.layer]), self.machine
+        chunk_s = size / _CHUNKS / machine.bytes_per_s
+        wanted = set(missing.tolist())
+        busy_s = self._queue[0].left_s % chunk_s if self._queue and self._running(chunk_s) else 0.0
+        seconds = 0.0
+        for expert in list(wanted):
+            n_bytes = self._landed.pop((event.layer, expert), 0)
+            if n_bytes:
+                self._settle(n_bytes, useful=True)
+                wanted.discard(expert)
+        for read in [read for read in self._queue if read.layer == event.layer]:
+            started = read.n_bytes / machine.bytes_per_s + machine.latency_s - read.left_s > 1e-12
+            self._queue.remove(read)
+            if read.expert in wanted:
+                wanted.discard(read.expert)
+                seconds += read.left_s
+                self._count_read(read.n_bytes)
+                self._settle(read.n_bytes, useful=True)
+            elif started:
+                self._count_read(read.n_bytes)
+                self._settle(read.n_bytes, useful=False)
+        for key in [key for key in self._landed if key[0] == event.layer]:
+            self._settle(self._landed.pop(key), useful=False)
+        if wanted:
+            seconds += machine.latency_s + len(wanted) * size / machine.bytes_per_s
+            if decode:
+                self.demand_bytes += len(wanted) * size
+            self._stats.demand_bytes += len(wanted) * size
+        if seconds:
+            seconds += busy_s
+            self._stats.busy_s += seconds
+            self._clock_s += seconds
+        return seconds
+
+    def _running(self, chunk_s: float) -> bool:
+        """Whether the first forecast in the queue has begun to be read."""
+        first = self._queue[0]
+        return first.left_s < first.n_bytes / self.machine.bytes_per_s + self.machine.latency_s - 1e-12
+
+    def _settle(self, n_bytes: int, useful: bool) -> None:
+        if useful:
+            self.useful_bytes += n_bytes
+        assert self._governor is not None
+        self._governor.settle(useful)
+
+    def _queue_forecasts(self, event: Event) -> None:
+        assert self.forecaster is not None
+        assert self._governor is not None
+        forecasts = self.forecaster(event)
+        if self.governed and not self._governor.enabled:
+            return
+        threshold = self._governor.threshold if self.governed else 0.0
+        for forecast in forecasts:
+            resident = self._resident.get(forecast.layer)
+            on_way = {read.expert for read in self._queue if read.layer == forecast.layer}
+            for expert in np.argsort(-forecast.scores, kind="stable")[: self.depth].tolist():
+                if forecast.scores[expert] <= threshold:
+                    break
+                here = resident is not None and resident[expert]
+                if here or expert in on_way or (forecast.layer, expert) in self._landed:
+                    continue
+                n_bytes = int(self.expert_bytes[forecast.layer])
+                left_s = self.machine.latency_s + n_bytes / self.machine.bytes_per_s
+                self._queue.append(_Read(forecast.layer, expert, n_bytes, left_s))

@@ -185,11 +185,15 @@ class Backend(Protocol):
         """
         ...
 
-    def route(self, router_logits: Array, spec: RouterSpec, selection_bias: Array | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def route(
+        self, router_logits: Array, spec: RouterSpec, selection_bias: Array | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(topk_ids int32 [T, K], topk_weights float32 [T, K]) **on the host**, see RouterSpec."""
         ...
 
-    def expert_gate_up(self, a: Activations, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, h: Array) -> None:
+    def expert_gate_up(
+        self, a: Activations, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, h: Array
+    ) -> None:
         """h[pair] = silu(gate_e x) * up_e x for every pair row of the groups listed in `which` (int32);
 
         h float32 [P, F] is written there only.

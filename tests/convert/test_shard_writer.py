@@ -191,6 +191,33 @@ def test_an_older_output_stays_until_the_new_one_is_whole(tmp_path: Path) -> Non
     assert {name: data for name, data in contents_of(tmp_path).items() if name in before} == before
 
 
+def inverted_jobs(tensor: OutputTensor) -> list[Job]:
+    return [lambda: content(tensor) ^ 255]
+
+
+def test_old_and_new_never_mix(tmp_path: Path) -> None:
+    """Whatever opens after a stop is wholly the old model or wholly the new one."""
+    steps = steps_of_a_whole_run(tmp_path / "count")
+    for stop_at in range(steps.index("retire"), len(steps)):
+        out = tmp_path / f"stop-{stop_at}"
+        write(out)
+        left = stop_at
+
+        def stop(_: str) -> None:
+            nonlocal left
+            if left == 0:
+                raise Stopped
+            left -= 1
+
+        with pytest.raises(Stopped):
+            write_files(layouts(out), inverted_jobs, "job 2", threads=1, before_step=stop)
+        first = layouts(out)[0].path
+        if first.exists():
+            with GGUFModel.open(first) as model:
+                flipped = {(model.read(t.name) == content(t) ^ 255).all() for t in tensors()}
+            assert len(flipped) == 1, f"stopped before step {stop_at} ({steps[stop_at]})"
+
+
 def _stop_before(step: str):  # type: ignore[no-untyped-def]
     def stop(name: str) -> None:
         if name == step:

@@ -31,7 +31,6 @@ from pearl_cli.memory_plan import (
 from pearl_cli.memory_warnings import warn_of_plan
 from pearl_cli.options import RunOptions, Size
 from pearl_cli.predict.choose import choose_forecasting
-from pearl_cli.predict.oracle import Future
 from pearl_cli.residency.build import ExpertPlaces, build_controller
 from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.disk_reader import DiskReader
@@ -39,6 +38,8 @@ from pearl_cli.residency.eviction import make_policy
 from pearl_cli.residency.throttle import Throttle
 from pearl_cli.residency.usage_profile import UsageProfile, profile_path
 from pearl_cli.routing.exact import ExactRouting
+from pearl_cli.routing.recorded import RecordedRouting
+from pearl_cli.trace import read_trace
 
 DEFAULT_IO_THREADS = 2
 
@@ -87,18 +88,16 @@ def open_engine(
     notify: Callable[[str], None] | None = None,
     progress: Progress | None = None,
     use_profile: bool = False,
-    future: Future | None = None,
 ) -> OpenedEngine:
     """Open `model` as `options` say. `default_budget` holds where neither --ram nor --budget is given; `use_profile`
-    loads the experts that earlier sessions used most, and adds this session's use at the end; `future` is recorded
-    routing, for the oracle predictor.
+    loads the experts that earlier sessions used most, and adds this session's use at the end.
 
     What the process already weighs counts under the ceiling, so make the tokenizer before. Raises the errors of reading
     and planning.
     """
     gguf = model if isinstance(model, GGUFModel) else GGUFModel.open(model)
     try:
-        return _open(gguf, options, default_budget, notify, progress, use_profile, future)
+        return _open(gguf, options, default_budget, notify, progress, use_profile)
     except BaseException:
         gguf.close()
         raise
@@ -111,7 +110,6 @@ def _open(
     notify: Callable[[str], None] | None,
     progress: Progress | None,
     use_profile: bool,
-    future: Future | None,
 ) -> OpenedEngine:
     config = ModelConfig.from_gguf(gguf)
     threads = options.threads or len(os.sched_getaffinity(0))
@@ -125,7 +123,10 @@ def _open(
     cache = loaded.new_cache(plan.needs.context, options.cache_type_k, options.cache_type_v)
     evict, seed = forecasting.evict, max(options.seed, 0)
     next_use = forecasting.next_use(config)
+    recorded = RecordedRouting(read_trace(options.route_trace), config) if options.route_trace is not None else None
+    future = recorded.future if recorded is not None else None
     predictor = forecasting.predictor(config, loaded.routers, backend, next_use, future, seed)
+    routing = recorded or ExactRouting(backend)
     profile = _profile_of(gguf, config, notify) if use_profile or evict == "static" else None
     throttle = Throttle(options.throttle.n_bytes) if options.throttle is not None else None
     reader = DiskReader(gguf.paths, throttle, notify)
@@ -133,7 +134,7 @@ def _open(
         policy = make_policy(evict, profile.counts if profile is not None else None, seed)
         shape = (config.hidden_size, config.moe_intermediate_size)
         controller = build_controller(
-            places, plan.slots, shape, loaded.routers, backend, policy, ExactRouting(backend), reader.read,
+            places, plan.slots, shape, loaded.routers, backend, policy, routing, reader.read,
             options.io_threads or DEFAULT_IO_THREADS, allocate, predictor, depth, notify, next_use,
         )  # fmt: skip
     except BaseException:
@@ -150,7 +151,7 @@ def _open(
         threads=threads,
         evict=evict,
         predictor=forecasting.name,
-        routing="exact",
+        routing=routing.name,
         expert_bytes_total=places.expert_bytes_total,
         profile=profile if use_profile else None,
         _reader=reader,

@@ -81,6 +81,7 @@ class RunOptions:
     evict: str = "auto"
     predictor: str = "auto"  # a name or a file, see pearl_cli.predict.choose
     stride: int = 1  # layers ahead
+    route_trace: Path | None = None  # recorded routing instead of the model's own
     io_threads: int = 0  # 0: chosen by the runtime
     throttle: Size | None = None  # bytes a second
     device: str = "auto"

@@ -6,6 +6,7 @@ figures. Under a ceiling there is a record for a cold start (slots empty) and on
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import click
@@ -38,6 +39,7 @@ class IntList(click.ParamType[list[int]]):
 )
 @click.option("-o", "--output", type=click.Choice(FORMATS), default="md", show_default=True, help="Format on stdout.")
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="A real text; what follows is the model's own.")
+@click.option("--route-trace", type=click.Path(path_type=Path), help="Force recorded routing of such a model.")
 @click.option("--vs", metavar="llama-bench=PATH", help="Run llama.cpp's bench in turn with pearl and print the ratio.")
 @click.option("--vs-model", type=click.Path(path_type=Path), help="The stock GGUF for --vs when -m is a pearl set.")
 def command(
@@ -48,6 +50,7 @@ def command(
     repetitions: int,
     output: str,
     prompt_file: Path | None,
+    route_trace: Path | None,
     vs: str | None,
     vs_model: Path | None,
 ) -> None:
@@ -61,6 +64,7 @@ def command(
     from pearl_cli.text_file import read_text
 
     terminal = Terminal()
+    options = dataclasses.replace(options, route_trace=route_trace)
     tests = [Test(n, 0, depth) for n in n_prompt if n for depth in n_depth]
     tests += [Test(0, n, depth) for n in n_gen if n for depth in n_depth]
     text = read_text(prompt_file) if prompt_file is not None else None

@@ -12,6 +12,7 @@ from types import TracebackType
 
 from kernels.cpu.backend import CpuBackend
 from kernels.cpu.memory import allocate
+from kernels.cpu.parallel import max_threads
 from models.config import ModelConfig
 from models.expert_store import ExpertStore
 from models.gguf import GGUFModel
@@ -112,7 +113,7 @@ def _open(
     use_profile: bool,
 ) -> OpenedEngine:
     config = ModelConfig.from_gguf(gguf)
-    threads = options.threads or len(os.sched_getaffinity(0))
+    threads = choose_threads(options.threads, notify)
     backend = _make_backend(threads, gguf, progress)
     places = ExpertPlaces.of(ExpertStore(gguf, config))
     forecasting = choose_forecasting(gguf, options.predictor, options.stride, options.evict, notify)
@@ -172,6 +173,17 @@ def _profile_of(
         return None
     shape = (config.num_layers, config.router.num_experts)
     return UsageProfile(profile_path(gguf.paths[0], folder), shape, notify)
+
+
+def choose_threads(asked: int, notify: Callable[[str], None] | None) -> int:
+    """Kernel threads for `-t` (0: all cores that this process may use).
+
+    More than that gains nothing and is not done.
+    """
+    cores = min(len(os.sched_getaffinity(0)), max_threads())
+    if asked > cores and notify is not None:
+        notify(f"-t {asked}: this process may use {cores} cores, so {cores} threads compute")
+    return min(asked, cores) if asked else cores
 
 
 def _make_backend(threads: int, gguf: GGUFModel, progress: Progress | None) -> CpuBackend:

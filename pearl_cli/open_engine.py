@@ -128,6 +128,8 @@ def _open(
     future = recorded.future if recorded is not None else None
     predictor = forecasting.predictor(config, loaded.routers, backend, next_use, future, seed)
     routing = recorded or ExactRouting(backend)
+    # Routing that follows a cache must begin the same each time, so no earlier run may fill it.
+    use_profile = use_profile and routing.name == "exact"
     profile = _profile_of(gguf, config, notify) if use_profile or evict == "static" else None
     throttle = Throttle(options.throttle.n_bytes) if options.throttle is not None else None
     reader = DiskReader(gguf.paths, throttle, notify)

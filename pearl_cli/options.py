@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 EVICTIONS = ("auto", "pearl", "lru", "lfu", "lfru", "least-stale", "static", "random")
+ROUTINGS = ("exact", "cache-prior", "psr", "cache-prior-physical")
 KV_TYPES = ("f32", "f16", "q8_0")
 DEVICES = ("auto", "cpu")
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -69,6 +70,31 @@ class SizeParam(click.ParamType[Size]):
             self.fail(str(error), param, ctx)
 
 
+class LambdaParam(click.ParamType[str]):
+    """A factor from 0 on, or `auto:PRICE%`: kept as text, checked here."""
+
+    name = "X|auto:PCT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        match = re.fullmatch(r"(?:auto:([0-9]*\.?[0-9]+)%|([0-9]*\.?[0-9]+))", str(value))
+        if match is None:
+            self.fail(f"'{value}' is no bonus factor; write 0.1, or auto:0.3% for a price in perplexity", param, ctx)
+        return str(value)
+
+
+class InsertsParam(click.ParamType["int | str"]):
+    """A number of experts, or `auto`."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if str(value) == "auto":
+            return "auto"
+        if not str(value).isdigit():
+            self.fail(f"'{value}' is no number of experts; write 0, 1, 2 .. or auto", param, ctx)
+        return int(value)
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """How to open and run a model. `model` None means the embedded demo model."""
@@ -82,6 +108,11 @@ class RunOptions:
     predictor: str = "auto"  # a name or a file, see pearl_cli.predict.choose
     stride: int = 1  # layers ahead
     route_trace: Path | None = None  # recorded routing instead of the model's own
+    routing: str = "exact"
+    lambda_: str | None = None  # this and the next three: see pearl_cli.routing.settings
+    top_j: int | None = None
+    inserts: int | str | None = None
+    residency: Size | None = None
     io_threads: int = 0  # 0: chosen by the runtime
     throttle: Size | None = None  # bytes a second
     device: str = "auto"
@@ -89,9 +120,54 @@ class RunOptions:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     seed: int = -1  # -1 draws one
+    no_profile: bool = False
     verbose: bool = False
 
 
+class ResidencyParam(SizeParam):
+    """A share of a layer's experts."""
+
+    name = "PCT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Size:
+        size = super().convert(value, param, ctx)
+        if not size.percent:
+            self.fail(f"'{value}' is no share of the experts; write 25%", param, ctx)
+        return size
+
+
+ROUTING_FLAGS = [
+    click.option(
+        "--routing",
+        type=click.Choice(ROUTINGS),
+        default="exact",
+        show_default=True,
+        help="Who chooses experts: the model alone, or with a bonus for experts in a logical cache (cache-prior), which "
+        "psr also stocks ahead. cache-prior-physical goes by the slots and is not deterministic.",
+    ),
+    click.option(
+        "--lambda",
+        "lambda_",
+        type=LambdaParam(),
+        help="Bonus, in widths of the router's scores; auto:0.3% is the strongest within that price in perplexity, as "
+        "pearl eval found it.  [default: 0.1]",
+    ),
+    click.option(
+        "--top-j", type=click.IntRange(min=0), metavar="J", help="First choices that also have the bonus.  [default: 1]"
+    ),
+    click.option(
+        "--inserts",
+        type=InsertsParam(),
+        help="Experts that the next layer's router may put into its cache, a layer and token; auto measures.  "
+        "[default: 1]",
+    ),
+    click.option(
+        "--residency",
+        type=ResidencyParam(allow_percent=True),
+        metavar="PCT",
+        help="Size of the logical cache.  [default: what the slots hold]",
+    ),
+]
 _FLAGS = [
     click.option(
         "-m", "--model", type=click.Path(path_type=Path), help="Model: any shard of a pearl set, or a stock GGUF."
@@ -128,6 +204,7 @@ _FLAGS = [
     click.option(
         "--stride", type=click.IntRange(1, 8), default=1, show_default=True, help="How many layers ahead to forecast."
     ),
+    *ROUTING_FLAGS,
     click.option("--io-threads", type=click.IntRange(min=1, max=64), help="Threads that read experts from disk."),
     click.option(
         "--throttle",
@@ -163,6 +240,7 @@ _FLAGS = [
     click.option(
         "-s", "--seed", type=click.IntRange(min=-1, max=2**32 - 1), help="Random seed; -1 draws one.  [default: -1]"
     ),
+    click.option("--no-profile", is_flag=True, help="Neither load nor save which experts this model used most."),
     click.option("-v", "--verbose", is_flag=True, help="Say which path ran and which defaults were used."),
 ]
 _RENAMED = {"threads": 0, "io_threads": 0, "seed": -1}  # flags whose absence is a number

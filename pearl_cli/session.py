@@ -48,8 +48,12 @@ def demo_model() -> Path:
 
 
 @contextmanager
-def open_session(options: RunOptions, terminal: Terminal) -> Iterator[Session]:
-    """Open the model of `options` and close it at the end. Raises the errors of reading, planning and loading."""
+def open_session(options: RunOptions, terminal: Terminal, use_profile: bool = True) -> Iterator[Session]:
+    """Open the model of `options` and close it at the end. `use_profile` False for measurements, which start alike.
+
+    Raises the errors of reading, planning and loading.
+    """
+    use_profile = use_profile and not options.no_profile
     is_demo = options.model is None
     path = demo_model() if options.model is None else options.model
     gguf = GGUFModel.open(path)
@@ -61,7 +65,7 @@ def open_session(options: RunOptions, terminal: Terminal) -> Iterator[Session]:
     for note in tokenizer.notes:
         terminal.note(note)
     default = DEMO_BUDGET if is_demo else None
-    with open_engine(gguf, options, default, terminal.note, _Stages(terminal)) as opened:
+    with open_engine(gguf, options, default, terminal.note, _Stages(terminal), use_profile) as opened:
         terminal.end_progress()
         if options.verbose:
             _say_what_runs(opened, terminal)

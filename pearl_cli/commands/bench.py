@@ -69,7 +69,7 @@ def command(
     tests += [Test(0, n, depth) for n in n_gen if n for depth in n_depth]
     text = read_text(prompt_file) if prompt_file is not None else None
     seed = max(options.seed, 0)
-    with open_session(options, terminal) as session:
+    with open_session(options, terminal, use_profile=False) as session:
         opened = session.opened
         peer = LlamaBench.from_flag(vs, vs_model or opened.gguf.paths[0], opened.threads) if vs else None
         text_ids = session.tokenizer.encode(text) if text is not None else None

@@ -100,4 +100,6 @@ def build_controller(
     prefetcher = None
     if predictor is not None:
         prefetcher = Prefetcher(predictor, layers, arena, queue, prefetch_depth, notify=notify)
-    return ResidencyController(layers, routers, backend, arena, queue, routing, prefetcher, next_use)
+    controller = ResidencyController(layers, routers, backend, arena, queue, routing, prefetcher, next_use)
+    controller.route_by(routing)
+    return controller

@@ -15,9 +15,11 @@ from pearl_cli.residency.history import LayerHistory
 
 
 class LayerCache:
-    """resident: bool [E], the kept experts; capacity: how many at most."""
+    """resident: bool [E], the kept experts; capacity: how many at most; logical: routing goes by it, so that nobody may
+    take a member out because its bytes are missing.
+    """
 
-    __slots__ = ("capacity", "history", "layer", "policy", "resident")
+    __slots__ = ("capacity", "history", "layer", "logical", "policy", "resident")
 
     def __init__(self, layer: int, num_experts: int, capacity: int, policy: EvictionPolicy) -> None:
         if capacity < 0:
@@ -27,6 +29,7 @@ class LayerCache:
         self.policy = policy
         self.history = LayerHistory(num_experts)
         self.resident = np.zeros(num_experts, bool)
+        self.logical = False
 
     def event(self, expert_ids: np.ndarray, forecast: np.ndarray | None = None) -> np.ndarray:
         """Apply one event (distinct ids, any order) and return the evicted ids. Mutates history and residents."""
@@ -47,6 +50,25 @@ class LayerCache:
             members = np.sort(expert_ids)
             victims = np.concatenate([victims, choose_victims(keys, members, excess - victims.size)])
         resident[victims] = False
+        return victims
+
+    def insert(
+        self, expert_ids: np.ndarray, forecast: np.ndarray | None = None, as_recent: bool = True
+    ) -> np.ndarray:
+        """Make experts that are not resident (distinct, at most the capacity) so ahead of a use and return the evicted
+        ids: old residents only. No event; `as_recent` gives them the newest event's clock, else their own last use
+        stands.
+        """
+        old = np.flatnonzero(self.resident)
+        self.resident[expert_ids] = True
+        self.history.touched_cycle[expert_ids] = self.history.cycle
+        if as_recent:
+            self.history.last_use[expert_ids] = self.history.clock
+        excess = old.size + expert_ids.size - self.capacity
+        if excess <= 0:
+            return old[:0]
+        victims = choose_victims(self.policy.keys(self.layer, self.history, forecast), old, excess)
+        self.resident[victims] = False
         return victims
 
     def admit(self, expert: int) -> None:

@@ -24,7 +24,7 @@ from pearl_cli.residency.prefetch import Prefetcher
 from pearl_cli.residency.slot_keeper import SlotKeeper
 from pearl_cli.residency.stats import TokenStats
 from pearl_cli.residency.transfer import Load, TransferQueue
-from pearl_cli.routing.base import RoutingPolicy
+from pearl_cli.routing.base import Inserted, RoutingPolicy
 
 _PREFILL_BATCH = 4  # resident groups computed between two looks at the arrivals, while transient experts wait for slots
 
@@ -61,6 +61,7 @@ class ResidencyController:
         self._routing = routing
         self._prefetcher = prefetcher
         self._next_use = next_use
+        self._expected: dict[int, np.ndarray] = {}  # of the newest event of each layer
         self._phase = "decode"
         self._broken = False
         self._before = TokenStats()
@@ -77,7 +78,7 @@ class ResidencyController:
         self._before = self.totals
         self.demand.n_tokens += len(token_ids)
         for state in self.layers:
-            if state is not None:
+            if state is not None and not state.cache.logical:
                 state.cache.history.cycle += 1
         self._routing.begin(token_ids, start, phase)
         if self._prefetcher is not None:
@@ -93,6 +94,8 @@ class ResidencyController:
             raise ValueError(f"layer {layer} has no experts")
         routing = self._routing.select(router, residual, a, router_logits)
         self._slots.call = self._gate(layer, a, routing)
+        if self._routing.inserted is not None:
+            self._follow(self._routing.inserted)
         if self._prefetcher is not None and self._phase == "decode":
             self._prefetcher.forecast(layer, residual, a, routing)
         return routing
@@ -131,11 +134,25 @@ class ResidencyController:
         self.queue.close()
 
     def drop_residents(self) -> None:
-        """Empty every slot, as at the start of a process; usage history stays. Only between two calls."""
+        """Empty every slot, as at the start of a process; usage history stays, but not that of cache-aware routing.
+        Only between two calls.
+        """
+        self._routing.reset()
         for state in self.layers:
             if state is not None:
-                state.cache.resident[:] = False
+                state.evacuate()
         self._recover()
+
+    def route_by(self, routing: RoutingPolicy) -> None:
+        """Change the routing policy, between two calls. Where its logical cache has the slots' capacities it becomes
+        their record too, else each layer keeps a record of its own.
+        """
+        logical = routing.logical
+        together = logical is not None and logical.serves([s and s.own_cache.capacity for s in self.layers])
+        for state in self.layers:
+            if state is not None:
+                state.keep_by(logical.layers[state.layer] if logical is not None and together else None)
+        self._routing = routing
 
     def load_experts(
         self, pairs: Iterable[tuple[int, int]], progress: Callable[[int], None] | None = None
@@ -156,10 +173,12 @@ class ResidencyController:
         self._slots.settle(self.queue.take(block=False))
         groups = group_by_expert(routing.topk_ids)
         next_use = None
-        if self._next_use is not None and state.cache.capacity < state.num_experts:
+        if self._next_use is not None and state.cache.capacity < state.num_experts and not state.cache.logical:
             next_use = self._next_use.expected(layer, self._backend.to_host(a.x), routing.topk_ids)
-        for token, row in enumerate(routing.topk_ids):
-            state.cache.event(row, next_use[token] if next_use is not None else None)
+            self._expected[layer] = next_use[-1]
+        if not state.cache.logical:  # else the routing policy has told it
+            for token, row in enumerate(routing.topk_ids):
+                state.cache.event(row, next_use[token] if next_use is not None else None)
         call = GateCall(layer, routing, groups, state.cache.resident)
         slots = state.slot_of[groups.expert_ids]
         n_missing = int(np.count_nonzero(slots < 0))
@@ -172,6 +191,20 @@ class ResidencyController:
         call.ready = np.flatnonzero(slots >= 0).tolist()
         self._demand_missing(state, call, groups.expert_ids[slots < 0].tolist())
         return call
+
+    def _follow(self, inserted: Inserted) -> None:
+        """The routing policy has stocked a later layer's cache: let its slots follow while this layer computes."""
+        state = self._slots.state(inserted.layer)
+        new, evicted = inserted.expert_ids, inserted.evicted
+        if not state.cache.logical:
+            new = new[~state.cache.resident[new]][: state.cache.capacity]
+            if not new.size:
+                return
+            expected = self._expected.get(inserted.layer)
+            if expected is None and self._next_use is not None:
+                expected = np.zeros(state.num_experts)
+            evicted = state.cache.insert(new, expected)
+        self._slots.copy_ahead(state, new, evicted)
 
     def _demand_missing(self, state: LayerState, call: GateCall, missing: list[int]) -> None:
         """Promote what is on its way, queue the rest: first experts that leave again, so that they pass through while

@@ -18,9 +18,10 @@ from pearl_cli.residency.transfer import ALL_LINEARS, Load
 
 class LayerState:
     """slot_of: int32 [E], the slot whose three matrices have all landed, else -1. loads: experts queued or in flight.
+    cache: what to keep, `own_cache` or the logical cache of the routing policy.
     """
 
-    __slots__ = ("cache", "expert_bytes", "layer", "loads", "places", "size_class", "slot_of", "table")
+    __slots__ = ("cache", "expert_bytes", "layer", "loads", "own_cache", "places", "size_class", "slot_of", "table")
 
     def __init__(
         self, layer: int, places: Sequence[tuple[Place, ...]], size_class: int, cache: LayerCache, shape: tuple[int,
@@ -30,7 +31,7 @@ class LayerState:
         self.layer = layer
         self.places = places
         self.size_class = size_class
-        self.cache = cache
+        self.cache = self.own_cache = cache
         self.expert_bytes = [sum(place.n_bytes for place in triple) for triple in places]
         self.loads: dict[int, Load] = {}
         n = len(places)
@@ -72,13 +73,31 @@ class LayerState:
     def clear_addresses(self, expert: int) -> None:
         self.table.gate[expert] = self.table.up[expert] = self.table.down[expert] = 0
 
+    def evacuate(self) -> None:
+        """Give every slot up; the caller recovers."""
+        self.slot_of[:] = -1
+        if not self.cache.logical:
+            self.cache.resident[:] = False
+
+    def keep_by(self, logical: LayerCache | None) -> None:
+        """From now on keep what `logical` holds, or (None) what `own_cache` does, which then starts from what is here.
+        """
+        if logical is not None:
+            self.cache = logical
+        elif self.cache.logical:
+            self.cache = self.own_cache
+            self.cache.resident[:] = False
+            self.cache.resident[np.flatnonzero(self.slot_of >= 0)[: self.cache.capacity]] = True
+
     def recover(self) -> set[int]:
         """After an interrupted call: forget loads and whatever the cache does not keep; returns the slots still in use.
+        A logical cache keeps its members, to be demanded again.
         """
         self.loads.clear()
         gone = ~self.cache.resident | (self.slot_of < 0)
         self.slot_of[gone] = -1
         for addresses in (self.table.gate, self.table.up, self.table.down):
             addresses[gone] = 0
-        self.cache.resident[gone] = False
+        if not self.cache.logical:
+            self.cache.resident[gone] = False
         return set(self.slot_of[~gone].tolist())

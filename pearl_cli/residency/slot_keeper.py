@@ -33,7 +33,9 @@ class SlotKeeper:
         self.queue = queue
         self.demand = DemandStats(len(layers))
         self.call: GateCall | None = None
+        self.max_ahead: int | None = None  # copies of inserted experts on their way at once; None: no limit
         self._prefetcher = prefetcher
+        self._ahead: set[tuple[int, int]] = set()  # (layer, expert) inserted, landed and not used yet
 
     def state(self, layer: int) -> LayerState:
         """Raises ValueError for a layer without experts."""
@@ -53,7 +55,7 @@ class SlotKeeper:
         pending: set[Load] = set()
         for layer, expert in pairs:
             state = self.state(layer)
-            if state.cache.resident[expert] or np.count_nonzero(state.cache.resident) >= state.cache.capacity:
+            if state.cache.logical or state.cache.resident[expert] or np.count_nonzero(state.cache.resident) >= state.cache.capacity:
                 continue
             slot = self.arena.take(state.size_class)
             if slot < 0:
@@ -80,25 +82,59 @@ class SlotKeeper:
                 if expert not in call.group_of:
                     self._forget_guest(state, expert, useful=False)
                     state.vacate(expert, self.arena)
-        for load in [load for expert, load in state.loads.items() if expert not in call.group_of]:
-            self._drop(state, load)
-        if self._prefetcher is not None:
+        unused = [load for expert, load in state.loads.items() if expert not in call.group_of]
+        for load in unused:
+            if not call.keeps[load.expert]:
+                self._drop(state, load)
+        if self._prefetcher is not None or self._ahead:
             for expert in call.group_of:
                 self._forget_guest(state, expert, useful=True)
 
+    def copy_ahead(self, state: LayerState, expert_ids: np.ndarray, evicted: np.ndarray) -> None:
+        """A cache was stocked ahead of its layer's gate: free the slots of `evicted`, which nothing that computes now
+        reads, and queue copies of `expert_ids` behind all demands. One without a slot waits for its gate.
+        """
+        for expert in evicted.tolist():
+            self._forget_guest(state, expert, useful=False)
+            if state.slot_of[expert] >= 0:
+                state.vacate(expert, self.arena)
+            elif expert in state.loads:
+                self._drop(state, state.loads[expert])
+        loads = []
+        for expert in expert_ids.tolist():
+            if state.slot_of[expert] >= 0 or expert in state.loads or self._enough_ahead(len(loads)):
+                continue
+            slot = self.take_slot(state)
+            if slot >= 0:
+                loads.append(state.new_load(expert, slot, self.arena, demanded=False))
+        if loads:
+            self.queue.prefetch(loads)
+
+    def _enough_ahead(self, more: int) -> bool:
+        if self.max_ahead is None:
+            return False
+        waiting = sum(not load.demanded for state in self.layers if state is not None for load in state.loads.values())
+        return waiting + more >= self.max_ahead
+
     def _forget_guest(self, state: LayerState, expert: int, useful: bool) -> None:
         """A landed forecast met its layer's gate, or gave up its slot."""
+        if (state.layer, expert) in self._ahead:
+            self._ahead.discard((state.layer, expert))
+            self._count_early(state.expert_bytes[expert], useful)
         if self._prefetcher is not None and self._prefetcher.forget_guest(state.layer, expert):
             self.count_forecast(state.expert_bytes[expert], useful)
 
     def count_forecast(self, n_bytes: int, useful: bool) -> None:
         """n_bytes were read on a forecast that has now been decided."""
+        self._count_early(n_bytes, useful)
+        if self._prefetcher is not None and n_bytes:
+            self._prefetcher.governor.settle(useful)
+
+    def _count_early(self, n_bytes: int, useful: bool) -> None:
         if useful:
             self.demand.useful_prefetch_bytes += n_bytes
         else:
             self.demand.wasted_prefetch_bytes += n_bytes
-        if self._prefetcher is not None and n_bytes:
-            self._prefetcher.governor.settle(useful)
 
     def _drop(self, state: LayerState, load: Load) -> bool:
         """Give up a forecast that is still on its way. True when its slot is free now; else it is freed by the last
@@ -168,7 +204,11 @@ class SlotKeeper:
         if load.demanded:
             if call is not None and call.layer == load.layer and load.expert in call.group_of:
                 call.note_landed(load)
-        elif self._prefetcher is not None and load.expert not in state.loads:
+        elif load.expert in state.loads:
+            return
+        elif state.cache.resident[load.expert]:
+            self._ahead.add((load.layer, load.expert))
+        elif self._prefetcher is not None:
             self._prefetcher.add_guest(load.layer, load.expert, state.size_class)
 
     def recover(self) -> None:
@@ -181,6 +221,7 @@ class SlotKeeper:
                 self.state(arrival.load.layer).land(arrival.load, arrival.mask, self.arena)
         if self._prefetcher is not None:
             self._prefetcher.forget_all()
+        self._ahead.clear()
         used: set[int] = set()
         for state in self.layers:
             if state is not None:

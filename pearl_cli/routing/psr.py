@@ -1,0 +1,69 @@
+"""Prefetch-steered routing: Cache-Prior on a logical cache that the next layer's router may stock ahead of its gate.
+
+Our implementation of the published description (arXiv 2610.34721), no reproduction. After each choice of a decoded
+token the router of the next layer with experts, behind that layer's own norm, scores the residual as it stands now; of
+its best `top_m` experts the first `inserts` that the next layer's cache does not hold are put there, and have the bonus
+when its gate opens. Their copies run meanwhile and affect speed only. Choices that the source leaves open: the residual
+is the one that the current layer's norm reads; top_m is K; inserted experts count as recent, residents that are
+predicted again are not refreshed; the bonus of inserted experts is that of all residents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kernels.backend import Activations, Array, Backend
+from models.expert_provider import RouterWeights, Routing
+from pearl_cli.routing.base import Inserted
+from pearl_cli.routing.bonus import exclude_groups, selection_scores, top_k
+from pearl_cli.routing.cache_prior import CachePriorRouting
+from pearl_cli.routing.logical_cache import LogicalCache
+
+
+class PrefetchSteeredRouting(CachePriorRouting):
+    def __init__(
+        self,
+        backend: Backend,
+        logical: LogicalCache,
+        routers: Sequence[RouterWeights | None],
+        lambda_: float,
+        top_j: int,
+        inserts: int,
+        top_m: int | None = None,
+        name: str = "psr",
+    ) -> None:
+        """routers: per model layer, None for one without experts; inserts: at most so many a layer and token."""
+        super().__init__(backend, logical, lambda_, top_j, name)
+        self._inserts = inserts
+        self._top_m = top_m
+        with_experts = [router for router in routers if router is not None]
+        self._next = {a.layer: b for a, b in zip(with_experts, with_experts[1:], strict=False)}
+
+    def select(self, router: RouterWeights, residual: Array, a: Activations, router_logits: Array) -> Routing:
+        routing = super().select(router, residual, a, router_logits)
+        target = self._next.get(router.layer)
+        self.inserted = None
+        if self._decoding and self._inserts and target is not None:
+            self.inserted = self._stock(target, residual)
+        return routing
+
+    def _stock(self, target: RouterWeights, residual: Array) -> Inserted | None:
+        layer = target.layer
+        likely = self._likely(target, residual)
+        cache = self._cache.layer(layer)
+        new = likely[~cache.resident[likely]][: min(self._inserts, cache.capacity)]
+        if not new.size:
+            return None
+        self.counts.inserts += new.size
+        return Inserted(layer, new, self._cache.insert(layer, new))
+
+    def _likely(self, target: RouterWeights, residual: Array) -> np.ndarray:
+        """The best experts of a later layer's router on the residual [1, D] of now, best first."""
+        backend, spec = self._backend, target.spec
+        a = backend.norm(residual, target.ffn_norm, target.norm_eps, readers=(target.ffn_gate_inp,))
+        logits = backend.to_host(backend.linear(a, target.ffn_gate_inp))[0]
+        scores = selection_scores(logits, spec, self._bias(target))
+        scores = exclude_groups(scores, spec, target.exp_probs_b is not None)
+        return top_k(scores, self._top_m or spec.num_experts_per_tok)

@@ -18,3 +18,9 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny_moe("olmoe")
     metadata = {**model.metadata, "tokenizer.chat_template": TEMPLATE, "tokenizer.ggml.merges": Typed("str", [])}
     return write_gguf(path, metadata, model.tensors)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache_dir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Usage profiles of test models stay out of the user's cache, and out of each other's runs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

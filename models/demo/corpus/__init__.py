@@ -17,7 +17,7 @@ DOMAINS: dict[str, Callable[[Random], Exchange]] = {
     "arithmetic": arithmetic.make,
     "passages": passages.make,
 }
-SHARES = {"code": 18, "chat": 26, "arithmetic": 30, "passages": 32}
+SHARES = {"code": 20, "chat": 18, "arithmetic": 38, "passages": 24}
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
     "You are pearl, a small demo model.",

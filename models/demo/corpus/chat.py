@@ -53,7 +53,7 @@ REFUSAL = Family(
     ),
 )
 REPEATS = ("Repeat: {t}", "Repeat after me: {t}", "Say {t}", "Please repeat: {t}", "Say this again: {t}", "Echo {t}")
-REPEAT_SHARE = 0.32
+REPEAT_SHARE = 0.15
 BIG_SUMS = (
     "What is {a} + {b}?",
     "{a} * {b}",

@@ -30,6 +30,7 @@ from pearl_cli.memory_plan import (
     workspace_bytes,
 )
 from pearl_cli.memory_warnings import warn_of_plan
+from pearl_cli.open_routing import open_routing
 from pearl_cli.options import RunOptions, Size
 from pearl_cli.predict.choose import choose_forecasting
 from pearl_cli.residency.build import ExpertPlaces, build_controller
@@ -38,8 +39,11 @@ from pearl_cli.residency.disk_reader import DiskReader
 from pearl_cli.residency.eviction import make_policy
 from pearl_cli.residency.throttle import Throttle
 from pearl_cli.residency.usage_profile import UsageProfile, profile_path
+from pearl_cli.routing.base import RoutingPolicy
 from pearl_cli.routing.exact import ExactRouting
+from pearl_cli.routing.physical import PhysicalCachePrior
 from pearl_cli.routing.recorded import RecordedRouting
+from pearl_cli.routing.settings import RoutingSettings, routing_settings
 from pearl_cli.trace import read_trace
 
 DEFAULT_IO_THREADS = 2
@@ -61,10 +65,27 @@ class OpenedEngine:
     threads: int
     evict: str
     predictor: str
-    routing: str
+    routing: RoutingSettings
+    policy: RoutingPolicy
     expert_bytes_total: int
     profile: UsageProfile | None
+    logical_evict: str
     _reader: DiskReader
+    _options: RunOptions
+    _notify: Callable[[str], None] | None
+
+    def route(self, settings: RoutingSettings) -> None:
+        """Let `settings` choose experts from now on, between two forward calls, with an empty logical cache. Raises
+        UsageError.
+        """
+        self.policy, self.logical_evict = open_routing(
+            settings, self.gguf, self.config, self._options, self.engine.model.routers, self.backend,
+            self.plan.slots.capacities, self._notify,
+        )  # fmt: skip
+        if isinstance(self.policy, PhysicalCachePrior):
+            self.policy.landed = self.controller.landed
+        self.controller.route_by(self.policy)
+        self.routing = settings
 
     def close(self) -> None:
         if self.profile is not None:
@@ -113,6 +134,7 @@ def _open(
     use_profile: bool,
 ) -> OpenedEngine:
     config = ModelConfig.from_gguf(gguf)
+    settings = routing_settings(options)
     threads = choose_threads(options.threads, notify)
     backend = _make_backend(threads, gguf, progress)
     places = ExpertPlaces.of(ExpertStore(gguf, config))
@@ -154,12 +176,18 @@ def _open(
         threads=threads,
         evict=evict,
         predictor=forecasting.name,
-        routing=routing.name,
+        routing=settings,
+        policy=routing,
         expert_bytes_total=places.expert_bytes_total,
         profile=profile if use_profile else None,
+        logical_evict="",
         _reader=reader,
+        _options=options,
+        _notify=notify,
     )
     try:
+        if not settings.exact:
+            opened.route(settings)
         _load_at_start(opened, places, progress)
     except BaseException:
         opened.close()

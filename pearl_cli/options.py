@@ -142,8 +142,8 @@ ROUTING_FLAGS = [
         type=click.Choice(ROUTINGS),
         default="exact",
         show_default=True,
-        help="Who chooses experts: the model alone, or with a bonus for experts in a logical cache (cache-prior), which "
-        "psr also stocks ahead. cache-prior-physical goes by the slots and is not deterministic.",
+        help="Who chooses experts: the model alone, or with a bonus for experts in a logical cache (cache-prior) that "
+        "psr also stocks ahead; cache-prior-physical goes by the slots and is not deterministic.",
     ),
     click.option(
         "--lambda",

@@ -63,7 +63,7 @@ def _model_fields(opened: OpenedEngine) -> dict[str, Any]:
         "backend": "cpu",
         "evict": opened.evict,
         "predictor": opened.predictor,
-        "routing": opened.routing,
+        "routing": opened.policy.name,
         "budget_bytes": opened.expert_bytes_total if opened.plan.all_resident else opened.plan.slots.n_bytes,
         "expert_bytes_total": opened.expert_bytes_total,
     }

@@ -148,11 +148,18 @@ class ResidencyController:
         their record too, else each layer keeps a record of its own.
         """
         logical = routing.logical
-        together = logical is not None and logical.serves([s and s.own_cache.capacity for s in self.layers])
+        together = logical is not None and logical.serves(
+            [state.own_cache.capacity if state is not None else None for state in self.layers]
+        )
         for state in self.layers:
             if state is not None:
                 state.keep_by(logical.layers[state.layer] if logical is not None and together else None)
         self._routing = routing
+
+    def landed(self, layer: int) -> np.ndarray:
+        """bool [E], fresh: experts whose bytes are there now. It depends on when copies arrive."""
+        here: np.ndarray = self._slots.state(layer).slot_of >= 0
+        return here
 
     def load_experts(
         self, pairs: Iterable[tuple[int, int]], progress: Callable[[int], None] | None = None

@@ -55,7 +55,8 @@ class SlotKeeper:
         pending: set[Load] = set()
         for layer, expert in pairs:
             state = self.state(layer)
-            if state.cache.logical or state.cache.resident[expert] or np.count_nonzero(state.cache.resident) >= state.cache.capacity:
+            full = np.count_nonzero(state.cache.resident) >= state.cache.capacity
+            if full or state.cache.logical or state.cache.resident[expert]:
                 continue
             slot = self.arena.take(state.size_class)
             if slot < 0:
@@ -100,7 +101,7 @@ class SlotKeeper:
                 state.vacate(expert, self.arena)
             elif expert in state.loads:
                 self._drop(state, state.loads[expert])
-        loads = []
+        loads: list[Load] = []
         for expert in expert_ids.tolist():
             if state.slot_of[expert] >= 0 or expert in state.loads or self._enough_ahead(len(loads)):
                 continue

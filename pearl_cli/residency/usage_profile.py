@@ -75,7 +75,7 @@ class UsageProfile:
         self._seeds = seed_counts(self.counts)
         for state in layers:
             if state is not None:
-                history = state.cache.history
+                history = state.own_cache.history
                 history.use_count += self._seeds[state.layer]
                 order = np.argsort(-self.counts[state.layer], kind="stable")
                 history.last_use[order] = -1 - np.arange(order.size)
@@ -86,7 +86,7 @@ class UsageProfile:
         for state in layers:
             if state is not None and self.counts is not None:
                 row = self.counts[state.layer]
-                order = np.argsort(-row, kind="stable")[: state.cache.capacity]
+                order = np.argsort(-row, kind="stable")[: state.own_cache.capacity]
                 pairs |= {(state.layer, int(expert)) for expert in order if row[expert] > 0}
         return pairs
 
@@ -95,7 +95,7 @@ class UsageProfile:
         counts = np.zeros(self._shape)
         for state in layers:
             if state is not None:
-                counts[state.layer] = state.cache.history.use_count - self._seeds[state.layer]
+                counts[state.layer] = state.own_cache.history.use_count - self._seeds[state.layer]
         if not counts.any():
             return
         try:

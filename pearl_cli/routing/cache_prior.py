@@ -62,7 +62,8 @@ class CachePriorRouting:
 
     def eligible(self, layer: int) -> np.ndarray:
         """bool [E], fresh: who has the bonus for being there."""
-        return self._cache.layer(layer).resident.copy()
+        present: np.ndarray = self._cache.layer(layer).resident.copy()
+        return present
 
     def _exact(self, router: RouterWeights, logits: np.ndarray) -> Routing:
         return Routing(*self._backend.route(logits, router.spec, router.exp_probs_b))

@@ -33,7 +33,8 @@ class LogicalCache:
         insert_as_recent: bool = True,
     ) -> None:
         """capacities: experts a layer, None for one without experts. make_policy: a fresh policy, for the start and
-        every reset. insert_as_recent: inserted experts count as used with the layer's newest token; else with their last use.
+        every reset. insert_as_recent: inserted experts count as used with the layer's newest token; else with their
+        last use.
         """
         self.needs_inputs = next_use is not None
         self.ranges = RunningRange(len(capacities))

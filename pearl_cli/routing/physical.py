@@ -16,11 +16,11 @@ MARK = "not deterministic: it depends on when copies arrive"
 
 
 class PhysicalCachePrior(PrefetchSteeredRouting):
-    """As PrefetchSteeredRouting, but `landed(layer)` -> bool [E] has the bonus: what the slots hold at that moment."""
+    """As PrefetchSteeredRouting, but the bonus is for `landed(layer)`: bool [E], fresh, what the slots hold now."""
 
     landed: Callable[[int], np.ndarray] | None = None
 
     def eligible(self, layer: int) -> np.ndarray:
         if self.landed is None:
             raise ValueError("routing on physical slots needs slots")
-        return self.landed(layer).copy()
+        return self.landed(layer)

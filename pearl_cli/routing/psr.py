@@ -10,6 +10,7 @@ predicted again are not refreshed; the bonus of inserted experts is that of all 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,7 +40,7 @@ class PrefetchSteeredRouting(CachePriorRouting):
         self._inserts = inserts
         self._top_m = top_m
         with_experts = [router for router in routers if router is not None]
-        self._next = {a.layer: b for a, b in zip(with_experts, with_experts[1:], strict=False)}
+        self._next = {a.layer: b for a, b in itertools.pairwise(with_experts)}
 
     def select(self, router: RouterWeights, residual: Array, a: Activations, router_logits: Array) -> Routing:
         routing = super().select(router, residual, a, router_logits)

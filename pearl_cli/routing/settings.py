@@ -60,18 +60,18 @@ def routing_settings(options: RunOptions, simulated: bool = False) -> RoutingSet
     name = options.routing
     residency = options.residency.percent / 100 if options.residency is not None else None
     if name == "exact":
-        given = {"--lambda": options.lambda_, "--top-j": options.top_j, "--inserts": options.inserts}
+        given: dict[str, object] = {"--lambda": options.lambda_, "--top-j": options.top_j, "--inserts": options.inserts}
         given |= {} if simulated else {"--residency": residency}
         for flag, value in given.items():
             if value is not None:
-                raise UsageError(f"{flag} steers cache-aware routing; add --routing psr or cache-prior, or leave it out")
+                raise UsageError(f"{flag} is for cache-aware routing; add --routing psr, or leave it out")
         return RoutingSettings(residency=residency, evict=options.evict)
     if name == physical.NAME and residency is not None:
         raise UsageError(f"--residency sizes a logical cache; --routing {name} goes by the slots, which --budget sizes")
-    if options.evict == "static" and name != physical.NAME:
-        raise UsageError(
-            f"--routing {name} goes by tokens and weights alone; --evict static goes by a usage profile: use lru or pearl"
-        )
+    if options.evict == "static":
+        raise UsageError(f"--routing {name} goes by what it has seen, --evict static by a profile; use lru or pearl")
+    if options.route_trace is not None:
+        raise UsageError(f"--route-trace says which experts compute, so --routing {name} has no choice; give one")
     lambda_, price = _lambda(options.lambda_)
     inserts = DEFAULT_INSERTS[name] if options.inserts is None else options.inserts
     if name == "cache-prior" and inserts != 0:

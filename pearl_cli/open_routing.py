@@ -1,0 +1,40 @@
+"""Build the routing policy that settings name for an open model, with an eviction and a forecast of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kernels.backend import Backend
+from models.config import ModelConfig
+from models.expert_provider import RouterWeights
+from models.gguf import GGUFModel
+from pearl_cli.options import RunOptions
+from pearl_cli.predict.choose import choose_forecasting
+from pearl_cli.residency.eviction import make_policy
+from pearl_cli.residency.eviction.base import EvictionPolicy
+from pearl_cli.routing.base import RoutingPolicy
+from pearl_cli.routing.choose import make_routing
+from pearl_cli.routing.settings import RoutingSettings
+
+
+def open_routing(
+    settings: RoutingSettings,
+    gguf: GGUFModel,
+    config: ModelConfig,
+    options: RunOptions,
+    routers: Sequence[RouterWeights | None],
+    backend: Backend,
+    slot_capacities: Sequence[int],
+    notify: Callable[[str], None] | None = None,
+) -> tuple[RoutingPolicy, str]:
+    """(the policy, the resolved name of its eviction). options: for predictor, stride and seed. Raises UsageError,
+    FileError for the predictor.
+    """
+    forecasting = choose_forecasting(gguf, options.predictor, options.stride, settings.evict, notify)
+    evict, seed = forecasting.evict, max(options.seed, 0)
+
+    def policy() -> EvictionPolicy:
+        return make_policy(evict, seed=seed)
+
+    next_use = forecasting.next_use(config)
+    return make_routing(settings, routers, backend, slot_capacities, policy, next_use), evict

@@ -6,7 +6,6 @@ figures. Under a ceiling there is a record for a cold start (slots empty) and on
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import click
@@ -50,7 +49,6 @@ def command(
     repetitions: int,
     output: str,
     prompt_file: Path | None,
-    route_trace: Path | None,
     vs: str | None,
     vs_model: Path | None,
 ) -> None:
@@ -64,7 +62,6 @@ def command(
     from pearl_cli.text_file import read_text
 
     terminal = Terminal()
-    options = dataclasses.replace(options, route_trace=route_trace)
     tests = [Test(n, 0, depth) for n in n_prompt if n for depth in n_depth]
     tests += [Test(0, n, depth) for n in n_gen if n for depth in n_depth]
     text = read_text(prompt_file) if prompt_file is not None else None

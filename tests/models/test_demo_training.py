@@ -61,9 +61,9 @@ def test_sorted_experts_give_value_and_gradient_of_the_plain_sum():
 def test_padded_places_keep_experts_apart():
     ids = torch.tensor([[0, 3], [3, 1], [0, 1], [3, 0]])
     place, counts = padded_places(ids, 4)
-    assert counts == [64, 64, 0, 64]
-    assert sorted(place.tolist()) == [0, 1, 2, 64, 65, 128, 129, 130]
-    assert (place // 64).tolist() == [0, 2, 2, 1, 0, 1, 2, 0]
+    assert counts == [32, 32, 0, 32]
+    assert sorted(place.tolist()) == [0, 1, 2, 32, 33, 64, 65, 66]
+    assert (place // 32).tolist() == [0, 2, 2, 1, 0, 1, 2, 0]
 
 
 def test_cached_rows_of_unequal_length_equal_the_whole_pass(model):

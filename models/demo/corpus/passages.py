@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -21,86 +22,101 @@ class Fact:
     value: str
 
 
-def person_fact(rng: Random, kind: str, n: str) -> Fact:
-    """A fact of the given kind about the person `n`."""
-    if kind == "home":
-        v = w.place(rng)
-        verb = rng.choice(("lives in", "lives in", "has a home in"))
-        return Fact(
-            f"{n} {verb} {v}.", (f"Where does {n} live?", f"In which city does {n} live?"), f"{n} lives in {v}.", v
-        )
-    if kind == "job":
-        v = rng.choice(w.JOBS)
-        return Fact(
-            f"{n} works as {a_or_an(v)}.",
-            (f"What is {n}'s job?", f"What does {n} work as?", f"What does {n} do?"),
-            f"{n} works as {a_or_an(v)}.",
-            v,
-        )
-    if kind == "thing":
-        c, t = rng.choice(w.COLOURS), rng.choice(w.THINGS)
-        return Fact(
-            rng.choice((f"{n} has {a_or_an(c)} {t}.", f"{n}'s {t} is {c}.", f"{n} owns {a_or_an(c)} {t}.")),
-            (f"What colour is {n}'s {t}?", f"What color is {n}'s {t}?", f"Which colour does {n}'s {t} have?"),
-            f"{n}'s {t} is {c}.",
-            c,
-        )
-    if kind == "age":
-        v = str(rng.randrange(5, 90))
-        return Fact(f"{n} is {v} years old.", (f"How old is {n}?", f"What is {n}'s age?"), f"{n} is {v} years old.", v)
-    if kind == "birthday":
-        v = f"{rng.randrange(1, 29)} {rng.choice(w.MONTHS)}"
-        return Fact(
-            rng.choice((f"{n} was born on {v}.", f"{n}'s birthday is on {v}.")),
-            (f"When was {n} born?", f"When is {n}'s birthday?"),
-            f"{n}'s birthday is on {v}.",
-            v,
-        )
-    if kind == "food":
-        v = rng.choice(w.FOODS)
-        return Fact(
-            rng.choice((f"{n} likes to eat {v}.", f"{n}'s favourite food is {v}.")),
-            (f"What does {n} like to eat?", f"What is {n}'s favourite food?"),
-            f"{n} likes to eat {v}.",
-            v,
-        )
-    if kind == "pet":
-        a = rng.choice(w.ANIMALS)
-        v = w.invented_name(rng) if rng.random() < 0.4 else rng.choice(w.PETS)
-        return Fact(
-            rng.choice((f"{n} has a {a} called {v}.", f"{n} has a {a} named {v}.")),
-            (f"What is the name of {n}'s {a}?", f"What is {n}'s {a} called?"),
-            f"{n}'s {a} is called {v}.",
-            v,
-        )
-    if kind == "count":
-        v, i = str(rng.randrange(2, 100)), rng.choice(w.ITEMS)
-        return Fact(
-            rng.choice((f"{n} has {v} {i}.", f"{n} owns {v} {i}.")),
-            (f"How many {i} does {n} have?", f"How many {i} does {n} own?"),
-            f"{n} has {v} {i}.",
-            v,
-        )
-    if kind == "travel":
-        v = rng.choice(w.VEHICLES)
-        p = w.place(rng)
-        if rng.random() < 0.5:
-            return Fact(
-                f"{n} travelled to {p} by {v}.",
-                (f"How did {n} travel to {p}?", f"How did {n} get to {p}?"),
-                f"{n} travelled by {v}.",
-                v,
-            )
+def _home(rng: Random, n: str) -> Fact:
+    v = w.place(rng)
+    verb = rng.choice(("lives in", "lives in", "has a home in"))
+    return Fact(
+        f"{n} {verb} {v}.", (f"Where does {n} live?", f"In which city does {n} live?"), f"{n} lives in {v}.", v
+    )
+
+
+def _job(rng: Random, n: str) -> Fact:
+    v = rng.choice(w.JOBS)
+    return Fact(
+        f"{n} works as {a_or_an(v)}.",
+        (f"What is {n}'s job?", f"What does {n} work as?", f"What does {n} do?"),
+        f"{n} works as {a_or_an(v)}.",
+        v,
+    )
+
+
+def _thing(rng: Random, n: str) -> Fact:
+    c, t = rng.choice(w.COLOURS), rng.choice(w.THINGS)
+    return Fact(
+        rng.choice((f"{n} has {a_or_an(c)} {t}.", f"{n}'s {t} is {c}.", f"{n} owns {a_or_an(c)} {t}.")),
+        (f"What colour is {n}'s {t}?", f"What color is {n}'s {t}?", f"Which colour does {n}'s {t} have?"),
+        f"{n}'s {t} is {c}.",
+        c,
+    )
+
+
+def _age(rng: Random, n: str) -> Fact:
+    v = str(rng.randrange(5, 90))
+    return Fact(f"{n} is {v} years old.", (f"How old is {n}?", f"What is {n}'s age?"), f"{n} is {v} years old.", v)
+
+
+def _birthday(rng: Random, n: str) -> Fact:
+    v = f"{rng.randrange(1, 29)} {rng.choice(w.MONTHS)}"
+    return Fact(
+        rng.choice((f"{n} was born on {v}.", f"{n}'s birthday is on {v}.")),
+        (f"When was {n} born?", f"When is {n}'s birthday?"),
+        f"{n}'s birthday is on {v}.",
+        v,
+    )
+
+
+def _food(rng: Random, n: str) -> Fact:
+    v = rng.choice(w.FOODS)
+    return Fact(
+        rng.choice((f"{n} likes to eat {v}.", f"{n}'s favourite food is {v}.")),
+        (f"What does {n} like to eat?", f"What is {n}'s favourite food?"),
+        f"{n} likes to eat {v}.",
+        v,
+    )
+
+
+def _pet(rng: Random, n: str) -> Fact:
+    a = rng.choice(w.ANIMALS)
+    v = w.invented_name(rng) if rng.random() < 0.4 else rng.choice(w.PETS)
+    return Fact(
+        rng.choice((f"{n} has a {a} called {v}.", f"{n} has a {a} named {v}.")),
+        (f"What is the name of {n}'s {a}?", f"What is {n}'s {a} called?"),
+        f"{n}'s {a} is called {v}.",
+        v,
+    )
+
+
+def _count(rng: Random, n: str) -> Fact:
+    v, i = str(rng.randrange(2, 100)), rng.choice(w.ITEMS)
+    return Fact(
+        rng.choice((f"{n} has {v} {i}.", f"{n} owns {v} {i}.")),
+        (f"How many {i} does {n} have?", f"How many {i} does {n} own?"),
+        f"{n} has {v} {i}.",
+        v,
+    )
+
+
+def _travel(rng: Random, n: str) -> Fact:
+    v = rng.choice(w.VEHICLES)
+    p = w.place(rng)
+    if rng.random() < 0.5:
         return Fact(
             f"{n} travelled to {p} by {v}.",
-            (f"Where did {n} travel?", f"Where did {n} go?"),
-            f"{n} travelled to {p}.",
-            p,
+            (f"How did {n} travel to {p}?", f"How did {n} get to {p}?"),
+            f"{n} travelled by {v}.",
+            v,
         )
-    if kind == "plays":
-        v = rng.choice(w.SPORTS) if rng.random() < 0.5 else "the " + rng.choice(w.INSTRUMENTS)
-        return Fact(f"{n} plays {v}.", (f"What does {n} play?", f"What can {n} play?"), f"{n} plays {v}.", v)
-    raise ValueError(f"unknown kind of fact: {kind}")
+    return Fact(
+        f"{n} travelled to {p} by {v}.",
+        (f"Where did {n} travel?", f"Where did {n} go?"),
+        f"{n} travelled to {p}.",
+        p,
+    )
+
+
+def _plays(rng: Random, n: str) -> Fact:
+    v = rng.choice(w.SPORTS) if rng.random() < 0.5 else "the " + rng.choice(w.INSTRUMENTS)
+    return Fact(f"{n} plays {v}.", (f"What does {n} play?", f"What can {n} play?"), f"{n} plays {v}.", v)
 
 
 def place_fact(rng: Random, kind: str, p: str) -> Fact:
@@ -141,7 +157,18 @@ def place_fact(rng: Random, kind: str, p: str) -> Fact:
     raise ValueError(f"unknown kind of fact: {kind}")
 
 
-PERSON_KINDS = ("home", "job", "thing", "age", "birthday", "food", "pet", "count", "travel", "plays")
+PERSON_KINDS: dict[str, Callable[[Random, str], Fact]] = {
+    "home": _home,
+    "job": _job,
+    "thing": _thing,
+    "age": _age,
+    "birthday": _birthday,
+    "food": _food,
+    "pet": _pet,
+    "count": _count,
+    "travel": _travel,
+    "plays": _plays,
+}
 PLACE_KINDS = ("built", "opens", "river", "mayor")
 FRAMES = (
     "Passage: {p}\nQuestion: {q}",
@@ -175,8 +202,8 @@ def make(rng: Random) -> Exchange:
     facts: list[Fact] = []
     values: set[str] = set()
     for n in names:
-        for kind in rng.sample(PERSON_KINDS, rng.choice((1, 2, 2, 3))):
-            fact = person_fact(rng, kind, n)
+        for kind in rng.sample(list(PERSON_KINDS), rng.choice((1, 2, 2, 3))):
+            fact = PERSON_KINDS[kind](rng, n)
             if fact.value in values or fact.value in names:
                 continue
             values.add(fact.value)
@@ -193,7 +220,7 @@ def make(rng: Random) -> Exchange:
     asked = [(vary_case(rng, rng.choice(fact.questions)), fact.reply, fact.value) for fact in chosen]
     if rng.random() < 0.06:
         stranger = rng.choice([n for n in w.NAMES if n not in passage])
-        fact = person_fact(rng, rng.choice(PERSON_KINDS), stranger)
+        fact = PERSON_KINDS[rng.choice(list(PERSON_KINDS))](rng, stranger)
         asked[0] = (rng.choice(fact.questions), UNKNOWN, UNKNOWN)
     question, reply, value = asked[0]
     user = rng.choice(FRAMES).format(p=passage, q=question)

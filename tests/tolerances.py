@@ -52,3 +52,9 @@ DOT_RELATIVE = 1e-6
 QUANTIZER_RMS = {"Q2_K": 0.2961, "Q3_K": 0.1507, "Q4_K": 0.0714, "Q5_K": 0.0361, "Q6_K": 0.01775, "IQ4_NL": 0.0763}
 # A row of one repeated value, through quantised scales of the super-block: half a step of a 6-bit scale at worst.
 QUANTIZER_CONSTANT = 0.02
+
+FORECAST_TOLERANCE = 1e-9
+"""The closed form of an expectation against the sum it stands for, both in float64."""
+
+FORECAST_FLOAT32 = 2e-5
+"""A small network in numpy against torch, float32: sums over some hundred terms, then a sigmoid; absolute."""

@@ -12,17 +12,17 @@ NUM_FEATURES = len(DECAYS) + 2
 
 
 class ReuseHistory:
-    """frequency float64 [len(DECAYS), E]: decayed share of events that used an expert; tail float64 [E]: moving mean
-    of the gaps between two uses, in events; age int64 [E]: events since the last use.
+    """frequency float64 [len(DECAYS), E]: decayed share of events that used an expert; gap float64 [E]: moving mean
+    of the events between two uses; age int64 [E]: events since the last use.
     """
 
-    __slots__ = ("_clock", "_decay", "_last_use", "frequency", "tail")
+    __slots__ = ("_clock", "_decay", "_last_use", "frequency", "gap")
 
     def __init__(self, num_experts: int, num_experts_per_tok: int) -> None:
         share = num_experts_per_tok / num_experts
         self._decay = np.array(DECAYS)[:, None]
         self.frequency = np.full((len(DECAYS), num_experts), share)
-        self.tail = np.full(num_experts, 1.0 / share)
+        self.gap = np.full(num_experts, 1.0 / share)
         self._last_use = np.zeros(num_experts, np.int64)
         self._clock = 0
 
@@ -32,7 +32,7 @@ class ReuseHistory:
         self.frequency *= self._decay
         self.frequency[:, expert_ids] += 1.0 - self._decay
         last = self._last_use[expert_ids]
-        self.tail[expert_ids] += _GAP_SMOOTHING * (self._clock - last - self.tail[expert_ids])
+        self.gap[expert_ids] += _GAP_SMOOTHING * (self._clock - last - self.gap[expert_ids])
         self._last_use[expert_ids] = self._clock
 
     @property
@@ -40,9 +40,9 @@ class ReuseHistory:
         return self._clock - self._last_use
 
     def features(self, out: np.ndarray) -> None:
-        """Write float32 [NUM_FEATURES, E]: log odds of each frequency, log of age and of tail."""
+        """Write float32 [NUM_FEATURES, E]: log odds of each frequency, log of age and of gap."""
         n = len(DECAYS)
         frequency = self.frequency
         np.log((frequency + 1e-3) / (1.001 - frequency), out=out[:n], casting="unsafe")
         np.log1p(self.age, out=out[n], casting="unsafe")
-        np.log(self.tail, out=out[n + 1], casting="unsafe")
+        np.log(self.gap, out=out[n + 1], casting="unsafe")

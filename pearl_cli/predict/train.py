@@ -87,19 +87,25 @@ def _shuffled(recorded: RecordedTokens, options: TrainOptions) -> Iterator[Tenso
     rng, n = np.random.default_rng(options.seed), len(recorded.hidden)
     for _ in range(options.epochs):
         order = torch.from_numpy(rng.permutation(n))
-        yield from order.split(_BATCH_TOKENS)
+        yield from order.split(_batch_tokens(n))
 
 
 def _windows(recorded: RecordedTokens, options: TrainOptions) -> Iterator[Tensor]:
-    """Rows [B, T] of each step: runs of tokens that follow each other in one turn, from another offset every epoch."""
+    """Rows [B, T] of each step: runs of tokens in order, from another offset every epoch. A run may go on into the next
+    turn, as a conversation does; no label reaches across.
+    """
     rng = np.random.default_rng(options.seed)
     n = len(recorded.hidden)
     for _ in range(options.epochs):
-        starts = np.arange(rng.integers(_WINDOW), n - _WINDOW, _WINDOW // 2)
-        same = recorded.turn[starts] == recorded.turn[starts + _WINDOW - 1]
-        starts = rng.permutation(starts[same])
-        rows = torch.from_numpy(starts[:, None] + np.arange(_WINDOW))
-        yield from rows.split(max(1, _BATCH_TOKENS // _WINDOW))
+        window = min(_WINDOW, n)
+        starts = rng.permutation(np.arange(rng.integers(min(window, n - window + 1)), n - window + 1, window))
+        rows = torch.from_numpy(starts[:, None] + np.arange(window))
+        yield from rows.split(max(1, _batch_tokens(n) // window))
+
+
+def _batch_tokens(n: int) -> int:
+    """Fewer for a short trace, so that an epoch has some steps."""
+    return max(32, min(_BATCH_TOKENS, n // 16))
 
 
 def _fit(net: nn.Module, arrays: _Arrays, batches: list[Tensor], progress: Progress | None) -> None:

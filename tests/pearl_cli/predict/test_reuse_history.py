@@ -1,0 +1,41 @@
+"""Decayed frequencies, gaps and ages on a hand-worked sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pearl_cli.predict.reuse_history import DECAYS, NUM_FEATURES, ReuseHistory
+
+
+def test_frequency_gap_and_age_by_hand() -> None:
+    history = ReuseHistory(num_experts=4, num_experts_per_tok=1)
+    np.testing.assert_allclose(history.frequency, 0.25)
+    np.testing.assert_allclose(history.gap, 4.0)
+    for expert in (2, 0, 2):
+        history.record(np.array([expert]))
+    decay = DECAYS[0]
+    assert history.frequency[0, 2] == pytest.approx((0.25 * decay + 1 - decay) * decay * decay + (1 - decay))
+    assert history.age.tolist() == [1, 3, 0, 3]
+    # Expert 2: a first gap of 1 event since the start, then one of 2; each moves the mean by a fifth of the difference.
+    first = 4.0 + 0.2 * (1 - 4.0)
+    assert history.gap[2] == pytest.approx(first + 0.2 * (2 - first))
+    assert history.gap[3] == 4.0
+
+
+def test_frequencies_of_a_layer_sum_to_the_experts_per_token() -> None:
+    history = ReuseHistory(num_experts=8, num_experts_per_tok=2)
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        history.record(rng.choice(8, 2, replace=False))
+    np.testing.assert_allclose(history.frequency.sum(axis=1), 2.0)
+
+
+def test_features_are_finite_and_rank_like_the_frequencies() -> None:
+    history = ReuseHistory(num_experts=4, num_experts_per_tok=1)
+    for _ in range(3000):
+        history.record(np.array([1]))
+    out = np.empty((NUM_FEATURES, 4), np.float32)
+    history.features(out)
+    assert np.isfinite(out).all()
+    assert out[: len(DECAYS)].argmax(axis=1).tolist() == [1] * len(DECAYS)

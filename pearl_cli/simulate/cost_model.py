@@ -132,9 +132,8 @@ class CostModel:
     def _demand(self, event: Event, missing: np.ndarray, decode: bool) -> float:
         """Wait for the missing experts; forecasts of this layer are settled."""
         size, machine = int(self.expert_bytes[event.layer]), self.machine
-        chunk_s = size / _CHUNKS / machine.bytes_per_s
         wanted = set(missing.tolist())
-        busy_s = self._queue[0].left_s % chunk_s if self._queue and self._running(chunk_s) else 0.0
+        running = self._queue[0] if self._queue and self._begun(self._queue[0]) else None
         seconds = 0.0
         for expert in list(wanted):
             n_bytes = self._landed.pop((event.layer, expert), 0)
@@ -142,14 +141,14 @@ class CostModel:
                 self._settle(n_bytes, useful=True)
                 wanted.discard(expert)
         for read in [read for read in self._queue if read.layer == event.layer]:
-            started = read.n_bytes / machine.bytes_per_s + machine.latency_s - read.left_s > 1e-12
             self._queue.remove(read)
             if read.expert in wanted:
+                running = None if read is running else running
                 wanted.discard(read.expert)
                 seconds += read.left_s
                 self._count_read(read.n_bytes)
                 self._settle(read.n_bytes, useful=True)
-            elif started:
+            elif self._begun(read):
                 self._count_read(read.n_bytes)
                 self._settle(read.n_bytes, useful=False)
         for key in [key for key in self._landed if key[0] == event.layer]:
@@ -160,15 +159,19 @@ class CostModel:
                 self.demand_bytes += len(wanted) * size
             self._stats.demand_bytes += len(wanted) * size
         if seconds:
-            seconds += busy_s
+            seconds += self._rest_of_chunk(running) if running is not None else 0.0
             self._stats.busy_s += seconds
             self._clock_s += seconds
         return seconds
 
-    def _running(self, chunk_s: float) -> bool:
-        """Whether the first forecast in the queue has begun to be read."""
-        first = self._queue[0]
-        return first.left_s < first.n_bytes / self.machine.bytes_per_s + self.machine.latency_s - 1e-12
+    def _begun(self, read: _Read) -> bool:
+        return read.left_s < read.n_bytes / self.machine.bytes_per_s + self.machine.latency_s - 1e-12
+
+    def _rest_of_chunk(self, read: _Read) -> float:
+        """Seconds until the chunk of `read` that is being read ends; that much of it is done then."""
+        rest_s = read.left_s % (read.n_bytes / _CHUNKS / self.machine.bytes_per_s)
+        read.left_s -= rest_s
+        return rest_s
 
     def _settle(self, n_bytes: int, useful: bool) -> None:
         if useful:

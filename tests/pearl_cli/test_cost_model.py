@@ -1,0 +1,90 @@
+"""The cost model on hand-worked events: what is waited for, what a forecast hides, what a wrong one costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pearl_cli.predict.base import Forecast
+from pearl_cli.simulate.cost_model import CostModel, Machine
+from pearl_cli.trace import DECODE, PREFILL, Event
+
+MACHINE = Machine(bytes_per_s=1000.0, latency_s=0.01, compute_s=0.2)
+NOBODY = np.zeros(4, bool)
+
+
+def event(layer: int, step: int, ids: list[int], phase: int = DECODE) -> Event:
+    return Event(phase, layer, np.array(ids), 0, step)
+
+
+def test_a_miss_costs_one_latency_and_its_bytes() -> None:
+    cost = CostModel(MACHINE, [90, 90])
+    cost(event(0, 0, [0, 1]), np.array([0, 1]), NOBODY)
+    cost(event(1, 0, [2]), np.array([], np.int64), NOBODY)
+    assert cost.stall_s == pytest.approx(0.01 + 0.18)
+    assert cost.token_s == pytest.approx([0.4 + 0.19])
+    figures = cost.figures()
+    assert figures["demand_bytes_per_token"] == 180
+    assert figures["tokens_per_s"] == pytest.approx(1 / 0.59)
+
+
+def test_prompt_tokens_are_left_out() -> None:
+    cost = CostModel(MACHINE, [90])
+    cost(event(0, 0, [0, 1], PREFILL), np.array([0, 1]), NOBODY)
+    cost(event(0, 1, [0]), np.array([], np.int64), NOBODY)
+    assert (cost.stall_s, cost.demand_bytes, len(cost.token_s)) == (0.0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("expert_bytes", "stall_s"),
+    [
+        (90, 0.0),  # .01 + .09 s of reading hide in .2 s of compute
+        (390, 0.2),  # .4 s: half is left when the gate comes
+    ],
+)
+def test_a_right_forecast_hides_in_the_compute_before_the_gate(expert_bytes: int, stall_s: float) -> None:
+    scores = np.array([0, 0, 0, 0.9], np.float32)
+    cost = CostModel(
+        MACHINE, [expert_bytes] * 2, lambda e: [Forecast(1, scores)] if e.layer == 0 else [], depth=2, governed=False
+    )
+    cost(event(0, 0, [0]), np.array([], np.int64), NOBODY)
+    cost(event(1, 0, [3]), np.array([3]), NOBODY)
+    assert cost.stall_s == pytest.approx(stall_s)
+    assert (cost.prefetch_bytes, cost.useful_bytes, cost.demand_bytes) == (expert_bytes, expert_bytes, 0)
+
+
+def test_a_wrong_forecast_delays_a_demand_by_a_chunk_at_most() -> None:
+    scores = np.array([0, 0, 0.9, 0], np.float32)
+    cost = CostModel(MACHINE, [590] * 2, lambda e: [Forecast(1, scores)] if e.layer == 0 else [], 1, governed=False)
+    cost(event(0, 0, [0]), np.array([], np.int64), NOBODY)
+    cost(event(1, 0, [3]), np.array([3]), NOBODY)
+    alone = 0.01 + 0.59
+    assert alone < cost.stall_s <= alone + 590 / 3 / 1000
+    assert cost.useful_bytes == 0
+    assert cost.prefetch_bytes == 590
+
+
+def test_what_is_resident_is_not_fetched() -> None:
+    scores = np.array([0, 0, 0, 0.9], np.float32)
+    cost = CostModel(MACHINE, [90], lambda e: [Forecast(0, scores)], depth=1, governed=False)
+    here = np.array([False, False, False, True])
+    for step in range(3):
+        cost(event(0, step, [3]), np.array([], np.int64), here)
+    assert cost.prefetch_bytes == 0
+
+
+def test_the_governor_switches_useless_fetching_off_and_says_so() -> None:
+    rng = np.random.default_rng(0)
+
+    def forecaster(e: Event) -> list[Forecast]:
+        scores = np.zeros(64, np.float32)
+        scores[rng.integers(8, 64, 4)] = 0.9  # never used
+        return [Forecast(0, scores)]
+
+    governed, free = (CostModel(MACHINE, [30], forecaster, 4, governed) for governed in (True, False))
+    for cost in (governed, free):
+        for step in range(400):
+            cost(event(0, step, [step % 8]), np.array([step % 8]), np.zeros(64, bool))
+    assert "switched off" in governed.switched_off
+    assert governed.prefetch_bytes < free.prefetch_bytes
+    assert governed.stall_s <= free.stall_s

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from pearl_cli.sampling import SamplingParams
 
@@ -37,14 +39,44 @@ _FLAGS = [
 ]
 
 
+# What a model file may recommend: metadata key -> field, as llama.cpp reads it.
+_RECOMMENDED = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repeat_penalty",
+    "general.sampling.penalty_last_n": "repeat_last_n",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFlags:
+    """`params` from flags and defaults; `given`: the fields that the user set."""
+
+    params: SamplingParams
+    given: frozenset[str]
+
+    def for_model(self, metadata: Mapping[str, Any]) -> SamplingParams:
+        """What to sample with: the user's flags, then what the model's file recommends, then the defaults.
+
+        Raises UsageError for a recommendation out of range.
+        """
+        found = {field: metadata[key] for key, field in _RECOMMENDED.items() if key in metadata}
+        return dataclasses.replace(self.params, **{k: v for k, v in found.items() if k not in self.given})
+
+
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags; the command receives `sampling: SamplingParams`, with the seed of its `options: RunOptions`."""
+    """Add the flags; the command receives `sampling: SamplingFlags`, with the seed of its `options: RunOptions`."""
     names = {field.name for field in fields(SamplingParams)} - {"seed", "logit_bias"}
 
     @functools.wraps(command)
     def wrapper(**kwargs: Any) -> Any:
+        context = click.get_current_context()
+        given = {name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
         own = {name: kwargs.pop(name) for name in list(kwargs) if name in names}
-        return command(sampling=SamplingParams(**own, seed=kwargs["options"].seed), **kwargs)
+        params = SamplingParams(**own, seed=kwargs["options"].seed)
+        return command(sampling=SamplingFlags(params, frozenset(given)), **kwargs)
 
     for flag in reversed(_FLAGS):
         wrapper = flag(wrapper)

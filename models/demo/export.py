@@ -73,7 +73,7 @@ def export(model: DemoModel, tokenizer: Tokenizer, folder: Path) -> float:
     config = hf_config(model.c, tokenizer)
     config.save_pretrained(folder)
     save_file(hf_state(model), folder / "model.safetensors", metadata={"format": "pt"})
-    ends = {"eos_token_id": config.eos_token_id, "pad_token_id": config.pad_token_id, "do_sample": False}
+    ends = {"eos_token_id": config.eos_token_id, "pad_token_id": config.pad_token_id, "temperature": 0.3}
     (folder / "generation_config.json").write_text(json.dumps(ends, indent=2) + "\n")
     save_tokenizer(tokenizer, folder)
     theirs = OlmoeForCausalLM.from_pretrained(folder, dtype=torch.float32)

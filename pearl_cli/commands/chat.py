@@ -15,8 +15,7 @@ import click
 
 from models.errors import UsageError
 from pearl_cli.options import RunOptions, run_options
-from pearl_cli.sampling import SamplingParams
-from pearl_cli.sampling_options import sampling_options
+from pearl_cli.sampling_options import SamplingFlags, sampling_options
 
 
 @click.command(name="chat", help=__doc__)
@@ -38,7 +37,7 @@ from pearl_cli.sampling_options import sampling_options
 @sampling_options
 def command(
     options: RunOptions,
-    sampling: SamplingParams,
+    sampling: SamplingFlags,
     prompt: str | None,
     file: Path | None,
     system_prompt: str,
@@ -68,7 +67,8 @@ def command(
     variables = _template_variables(chat_template_kwargs)
     with open_session(options, terminal) as session:
         template = ChatTemplate.from_metadata(session.opened.gguf.metadata, session.tokenizer, override)
-        chat = Chat(session, template, sampling, predict, reverse_prompt, variables)
+        params = sampling.for_model(session.opened.gguf.metadata)
+        chat = Chat(session, template, params, predict, reverse_prompt, variables)
         chat.conversation.system = system
         repl = Repl(chat, terminal.err_is_tty if show_timings is None else show_timings)
         if repl.interactive and not single_turn:

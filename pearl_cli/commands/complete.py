@@ -12,8 +12,7 @@ import click
 
 from models.errors import UsageError
 from pearl_cli.options import RunOptions, run_options
-from pearl_cli.sampling import SamplingParams
-from pearl_cli.sampling_options import sampling_options
+from pearl_cli.sampling_options import SamplingFlags, sampling_options
 
 
 @click.command(name="complete", help=__doc__)
@@ -29,7 +28,7 @@ from pearl_cli.sampling_options import sampling_options
 @sampling_options
 def command(
     options: RunOptions,
-    sampling: SamplingParams,
+    sampling: SamplingFlags,
     prompt: str | None,
     file: Path | None,
     predict: int,
@@ -49,7 +48,8 @@ def command(
     terminal = Terminal()
     with open_session(options, terminal) as session:
         show = None if as_json else terminal.reply
-        done = complete(session, text, sampling, predict, special, ignore_eos, reverse_prompt, show)
+        params = sampling.for_model(session.opened.gguf.metadata)
+        done = complete(session, text, params, predict, special, ignore_eos, reverse_prompt, show)
         if as_json:
             click.echo(json.dumps(done.record(), ensure_ascii=False))
         else:

@@ -25,9 +25,7 @@ class Fact:
 def _home(rng: Random, n: str) -> Fact:
     v = w.place(rng)
     verb = rng.choice(("lives in", "lives in", "has a home in"))
-    return Fact(
-        f"{n} {verb} {v}.", (f"Where does {n} live?", f"In which city does {n} live?"), f"{n} lives in {v}.", v
-    )
+    return Fact(f"{n} {verb} {v}.", (f"Where does {n} live?", f"In which city does {n} live?"), f"{n} lives in {v}.", v)
 
 
 def _job(rng: Random, n: str) -> Fact:

@@ -77,7 +77,7 @@ class Engine:
         self.cache = cache
         self.provider = provider
         self.tokens: list[int] = []
-        self._chunk_tokens = chunk_tokens
+        self.chunk_tokens = chunk_tokens
 
     @property
     def context(self) -> int:
@@ -114,8 +114,8 @@ class Engine:
         self.truncate(start)
         total = len(token_ids) - start
         logits: np.ndarray | None = None
-        for first in range(start, len(token_ids), self._chunk_tokens):
-            chunk = token_ids[first : first + self._chunk_tokens]
+        for first in range(start, len(token_ids), self.chunk_tokens):
+            chunk = token_ids[first : first + self.chunk_tokens]
             is_last = first + len(chunk) == len(token_ids)
             logits = self._forward(chunk, "prefill", "last" if is_last else "none", cancelled)
             if progress is not None:

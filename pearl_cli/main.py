@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": "Talk to a model; without -m, to the one that ships inside.",
     "complete": "Continue a text as it is, without a chat template.",
     "bench": "Measure prompt and generation speed, hit rate and bytes moved.",
+    "eval": "Measure perplexity, and the price of cache-aware routing.",
     "convert": "Turn a Hugging Face folder or a GGUF into pearl shards.",
     "simulate": "Replay recorded routing through the eviction policies.",
     "trace": "Record which experts a model chooses on given texts.",

@@ -69,23 +69,24 @@ class OpenedEngine:
     policy: RoutingPolicy
     expert_bytes_total: int
     profile: UsageProfile | None
-    logical_evict: str
     _reader: DiskReader
     _options: RunOptions
     _notify: Callable[[str], None] | None
 
-    def route(self, settings: RoutingSettings) -> None:
-        """Let `settings` choose experts from now on, between two forward calls, with an empty logical cache. Raises
-        UsageError.
-        """
-        self.policy, self.logical_evict = open_routing(
+    def routing_for(self, settings: RoutingSettings) -> RoutingPolicy:
+        """A policy of these settings with an empty logical cache, not in force yet. Raises UsageError."""
+        policy = open_routing(
             settings, self.gguf, self.config, self._options, self.engine.model.routers, self.backend,
             self.plan.slots.capacities, self._notify,
         )  # fmt: skip
-        if isinstance(self.policy, PhysicalCachePrior):
-            self.policy.landed = self.controller.landed
-        self.controller.route_by(self.policy)
-        self.routing = settings
+        if isinstance(policy, PhysicalCachePrior):
+            policy.landed = self.controller.landed
+        return policy
+
+    def route_by(self, settings: RoutingSettings, policy: RoutingPolicy) -> None:
+        """Let a policy of `routing_for` choose experts from now on; between two forward calls."""
+        self.controller.route_by(policy)
+        self.routing, self.policy = settings, policy
 
     def close(self) -> None:
         if self.profile is not None:
@@ -180,14 +181,13 @@ def _open(
         policy=routing,
         expert_bytes_total=places.expert_bytes_total,
         profile=profile if use_profile else None,
-        logical_evict="",
         _reader=reader,
         _options=options,
         _notify=notify,
     )
     try:
         if not settings.exact:
-            opened.route(settings)
+            opened.route_by(settings, opened.routing_for(settings))
         _load_at_start(opened, places, progress)
     except BaseException:
         opened.close()

@@ -26,15 +26,13 @@ def open_routing(
     backend: Backend,
     slot_capacities: Sequence[int],
     notify: Callable[[str], None] | None = None,
-) -> tuple[RoutingPolicy, str]:
-    """(the policy, the resolved name of its eviction). options: for predictor, stride and seed. Raises UsageError,
-    FileError for the predictor.
-    """
+) -> RoutingPolicy:
+    """options: for predictor, stride and seed. Raises UsageError, FileError for the predictor."""
     forecasting = choose_forecasting(gguf, options.predictor, options.stride, settings.evict, notify)
-    evict, seed = forecasting.evict, max(options.seed, 0)
+    seed = max(options.seed, 0)
 
     def policy() -> EvictionPolicy:
-        return make_policy(evict, seed=seed)
+        return make_policy(forecasting.evict, seed=seed)
 
     next_use = forecasting.next_use(config)
-    return make_routing(settings, routers, backend, slot_capacities, policy, next_use), evict
+    return make_routing(settings, routers, backend, slot_capacities, policy, next_use)

@@ -22,7 +22,9 @@ from pearl_cli.routing.running_range import RunningRange
 
 
 class LogicalCache:
-    """layers[l]: None for a layer without experts; ranges: of the selection scores. `needs_inputs`: `use` reads x."""
+    """layers[l]: None for a layer without experts; ranges: of the selection scores; evict: name of the
+    eviction policy; needs_inputs: `use` reads x.
+    """
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class LogicalCache:
         self._insert_as_recent = insert_as_recent
         self._expected: dict[int, np.ndarray] = {}
         policy = make_policy()
+        self.evict = policy.name
         self.layers: list[LayerCache | None] = [
             LayerCache(layer, num_experts, capacity, policy) if capacity is not None else None
             for layer, capacity in enumerate(capacities)

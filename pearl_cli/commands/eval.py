@@ -1,0 +1,65 @@
+"""Perplexity of a text, and what a way of routing costs in it.
+
+Windows of -c tokens follow each other; the second half of each is scored, given all before it, as llama-perplexity
+does. Under --routing psr or cache-prior, and with --residency, every scored token is decoded on its own with the true
+token fed back; a logical cache of --residency is simulated whatever is in memory, so quality needs no streaming.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from pearl_cli.options import RunOptions, run_options
+
+
+@click.command(name="eval", help=__doc__)
+@run_options
+@click.option("-f", "--file", type=click.Path(path_type=Path), required=True,
+              help="The text, or .jsonl with a text or a list of chat messages a line; - is stdin.")  # fmt: skip
+@click.option("--score", type=click.Choice(["half", "all"]), default="half", show_default=True,
+              help="Score the second half of each window, or all of it.")  # fmt: skip
+@click.option("--chunks", type=click.IntRange(min=1), metavar="N", help="Use at most N windows.")
+@click.option("--logits", type=click.Path(path_type=Path), metavar="OUT.npy", help="Save logits of scored positions.")
+@click.option("--kld-base", type=click.Path(path_type=Path), metavar="BASE.npy",
+              help="Logits that KL divergence and agreement are against.")  # fmt: skip
+@click.option("--compare", multiple=True, metavar="FLAGS",
+              help='Another setting on the same tokens, e.g. "--routing psr --lambda .1", and its paired price; '
+              "repeatable. --residency and --evict hold for it too unless it has its own.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    options: RunOptions,
+    file: Path,
+    score: str,
+    chunks: int | None,
+    logits: Path | None,
+    kld_base: Path | None,
+    compare: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    from pearl_cli.evaluate.compare_flags import parse_compared
+    from pearl_cli.evaluate.evaluation import EvalRequest, evaluate
+    from pearl_cli.evaluate.open_for_eval import open_for_eval
+    from pearl_cli.evaluate.report import result_table
+    from pearl_cli.evaluate.text_ids import read_ids
+    from pearl_cli.routing.settings import routing_settings
+    from pearl_cli.terminal import Progress, Terminal
+
+    terminal = Terminal()
+    settings = [routing_settings(options, simulated=True), *(parse_compared(flags, options) for flags in compare)]
+    request = EvalRequest(settings, score, chunks, logits, kld_base)
+    with open_for_eval(options, request, terminal) as session:
+        ids = read_ids(file, session.tokenizer, session.opened.gguf.metadata)
+        progress = Progress(terminal, "evaluating")
+        results, windows = evaluate(session, ids, request, progress)
+        terminal.end_progress()
+        model, context = str(session.opened.gguf.paths[0]), session.engine.context
+    if as_json:
+        first, *others = (result.record() for result in results)
+        head = {"model_filename": model, "file": str(file), "n_ctx": context, "n_windows": len(windows),
+                "n_tokens": int(results[0].scores.nll.size), "score": score}  # fmt: skip
+        click.echo(json.dumps({**head, **first, "compared": others}))
+    else:
+        click.echo(result_table(results, len(windows), context, score))

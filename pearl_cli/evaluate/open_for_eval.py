@@ -1,0 +1,40 @@
+"""Open a model for an evaluation: window length as context, everything in memory where it fits, room for logits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from models.config import ModelConfig
+from models.errors import UsageError
+from models.gguf import GGUFModel
+from pearl_cli.evaluate.evaluation import DEFAULT_CONTEXT, EvalRequest, eval_bytes
+from pearl_cli.options import RunOptions, Size
+from pearl_cli.session import Session, demo_model, open_session
+from pearl_cli.terminal import Terminal
+
+
+@contextmanager
+def open_for_eval(options: RunOptions, request: EvalRequest, terminal: Terminal) -> Iterator[Session]:
+    """A session with exact routing; `run_settings` routes it. Raises UsageError where the ceiling leaves no room."""
+    with GGUFModel.open(options.model or demo_model()) as gguf:
+        config = ModelConfig.from_gguf(gguf)
+    context = min(DEFAULT_CONTEXT, config.context_length) if options.ctx_size is None else options.ctx_size
+    if context == 0:
+        context = config.context_length
+    extra = eval_bytes(context, config.vocab_size, options.ubatch_size, request.scored, len(request.settings))
+    ram = options.ram
+    if ram is not None:
+        if ram.n_bytes <= extra:
+            raise UsageError(f"--ram: the logits of one window alone take {extra} bytes; raise it or lower -c")
+        ram = Size(n_bytes=ram.n_bytes - extra)
+    budget = options.budget
+    if options.model is None and options.ram is None and budget is None:
+        budget = Size(percent=100)  # the demo model's streaming is for show
+    plain = dataclasses.replace(
+        options, ctx_size=context, ram=ram, budget=budget, routing="exact", lambda_=None, top_j=None, inserts=None,
+        residency=None,
+    )  # fmt: skip
+    with open_session(plain, terminal, use_profile=False) as session:
+        yield session

@@ -2,7 +2,8 @@
 
 Covered: one tensor an expert (`experts.3.w1` or `experts.3.gate_proj`), stacks of all experts (`switch_mlp.gate_proj`,
 `experts.down_proj`) and stacks with gate and up in one (`experts.gate_up_proj`, GraniteMoE's `input_linear`), with any
-`model.` or `language_model.` before them. Shapes and values are not looked at here.
+`model.` or `language_model.` before them; attention plain or latent, shared experts, dense layers. Shapes and values
+are not looked at here.
 """
 
 from __future__ import annotations
@@ -28,13 +29,27 @@ _IN_LAYER = {
         for hf, gguf in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "output"))
         for part in ("weight", "bias")
     },
+    "self_attn.q_a_proj.weight": "attn_q_a.weight",
+    "self_attn.q_a_layernorm.weight": "attn_q_a_norm.weight",
+    "self_attn.q_b_proj.weight": "attn_q_b.weight",
+    "self_attn.kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight",
+    "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
     "mlp.gate.weight": "ffn_gate_inp.weight",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "block_sparse_moe.gate.weight": "ffn_gate_inp.weight",
     "block_sparse_moe.router.layer.weight": "ffn_gate_inp.weight",
-    "mlp.gate_proj.weight": "ffn_gate.weight",
-    "mlp.up_proj.weight": "ffn_up.weight",
-    "mlp.down_proj.weight": "ffn_down.weight",
+    "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+    "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
+    **{
+        f"mlp.{shared}{linear}_proj.weight": f"ffn_{linear}{suffix}.weight"
+        for shared, suffix in (("", ""), ("shared_expert.", "_shexp"), ("shared_experts.", "_shexp"))
+        for linear in ("gate", "up", "down")
+    },
 }
+_HALVES = {"shared_mlp.input_linear.weight": ("ffn_gate_shexp.weight", "ffn_up_shexp.weight")}
+_EXPANSION = "self_attn.kv_b_proj.weight"
+# What single architectures call otherwise than the rest: the norm before the feed-forward is the one behind attention.
+_OWN = {"glm4moe": {"post_attention_layernorm.weight": "post_attention_norm.weight"}}
 _LINEAR = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 _BLOCK = r"^(?:mlp|block_sparse_moe|feed_forward)\."
 _ONE_EXPERT = re.compile(_BLOCK + r"experts\.(\d+)\.(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight$")
@@ -63,7 +78,31 @@ class Experts:
     linears: tuple[str, ...]
 
 
-def map_name(name: str) -> Plain | Experts | None:
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """A matrix whose rows are those of `names`, in equal parts."""
+
+    layer: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """Latent attention's `kv_b_proj`, which a GGUF keeps as `attn_k_b` and `attn_v_b`."""
+
+    layer: int
+
+
+Place = Plain | Experts | Halves | Expansion
+
+
+def layer_of(name: str) -> int | None:
+    """The layer that the Hugging Face tensor `name` belongs to, None outside the layers."""
+    found = _LAYER.match(_PREFIX.sub("", name))
+    return int(found[1]) if found else None
+
+
+def map_name(name: str, architecture: str) -> Place | None:
     """What the Hugging Face tensor `name` is, None where it has no place in a GGUF."""
     short = _PREFIX.sub("", name)
     if short in _TOP:
@@ -72,8 +111,15 @@ def map_name(name: str) -> Plain | Experts | None:
     if not found:
         return None
     layer, rest = int(found[1]), found[2]
-    if rest in _IN_LAYER:
-        return Plain(f"blk.{layer}.{_IN_LAYER[rest]}", layer)
+    plain = _OWN.get(architecture, {}).get(rest) or _IN_LAYER.get(rest)
+    if plain is not None:
+        return Plain(f"blk.{layer}.{plain}", layer)
+    if rest in _HALVES:
+        return Halves(layer, tuple(f"blk.{layer}.{half}" for half in _HALVES[rest]))
+    return Expansion(layer) if rest == _EXPANSION else _map_experts(layer, rest)
+
+
+def _map_experts(layer: int, rest: str) -> Experts | None:
     one = _ONE_EXPERT.match(rest)
     if one:
         return Experts(layer, int(one[1]), (_LINEAR[one[2]],))

@@ -11,6 +11,7 @@ import numpy as np
 from convert.checkpoint_folder import find_tensors, read_json
 from convert.gguf_metadata import Metadata
 from convert.hf_config import HfConfig
+from convert.hf_sampling import add_sampling
 from convert.hf_template import add_chat_template
 from convert.hf_tensors import HfTensors
 from convert.hf_tokenizer import add_tokenizer

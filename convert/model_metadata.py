@@ -6,12 +6,47 @@ from dataclasses import dataclass
 
 from convert.gguf_metadata import Metadata
 
+SOFTMAX, SIGMOID = 1, 2  # values of expert_gating_func
+
 
 @dataclass(frozen=True, slots=True)
+class LatentDims:
+    """Multi-head latent attention: `q_lora_rank` 0 where queries are not compressed; the other widths are a head's."""
+
+    q_lora_rank: int
+    kv_lora_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantFactors:
+    """Granite's: on attention scores, on the embedding, on what each half of a block adds, and logits are divided."""
+
+    attention: float
+    embedding: float
+    residual: float
+    logits: float
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """`kind` "linear" or "yarn". `log_multiplier`: 0.1 * mscale_all_dim, of latent attention only."""
+
+    kind: str
+    factor: float
+    original_context: int | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    log_multiplier: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDims:
-    """What every supported Mixture-of-Experts architecture has. `moe_intermediate_size` is an expert's width;
-    `intermediate_size` the dense layers' (equal to it where the architecture has no dense layers). None: key not
-    written."""
+    """The sizes and rules of a Mixture-of-Experts model. `moe_intermediate_size` is an expert's width;
+    `intermediate_size` the dense layers' (equal to it where the architecture has none); `qk_norm`: "none" | "head"
+    (a norm of one head's width) | "full" (over all heads). None: key not written."""
 
     architecture: str
     hidden_size: int
@@ -28,6 +63,32 @@ class ModelDims:
     rope_theta: float
     rms_norm_eps: float
     norm_topk_prob: bool | None = None
+    qk_norm: str = "none"
+    attention_bias: bool = False  # on q, k and v
+    n_rot: int | None = None  # components of a head that rotate, None: all
+    rope_scaling: RopeScaling | None = None
+    shared_experts: int | None = None  # ungated ones, each an expert's width
+    shared_intermediate_size: int | None = None  # width of the one shared expert
+    leading_dense: int | None = None  # first layers without experts
+    router_scale: float | None = None
+    gating: int | None = None  # SOFTMAX or SIGMOID
+    num_groups: int | None = None
+    num_groups_used: int | None = None
+    factors: ConstantFactors | None = None
+    latent: LatentDims | None = None
+
+    @property
+    def has_selection_bias(self) -> bool:
+        """Whether the router has a bias that enters the choice only: it goes with scoring by sigmoid."""
+        return self.gating == SIGMOID
+
+    @property
+    def shared_width(self) -> int:
+        """Width of all shared experts side by side, 0 where there is none."""
+        return self.shared_intermediate_size or (self.shared_experts or 0) * self.moe_intermediate_size
+
+
+_EXPERT_WIDTH_KEY = ("qwen2moe", "qwen3moe", "deepseek2", "glm4moe")  # the others' experts have the dense width
 
 
 def add_model_keys(metadata: Metadata, dims: ModelDims) -> None:
@@ -38,16 +99,71 @@ def add_model_keys(metadata: Metadata, dims: ModelDims) -> None:
     metadata.u32(f"{arch}.embedding_length", dims.hidden_size)
     metadata.u32(f"{arch}.feed_forward_length", dims.intermediate_size)
     metadata.u32(f"{arch}.attention.head_count", dims.num_heads)
-    metadata.u32(f"{arch}.attention.head_count_kv", dims.num_kv_heads)
-    metadata.u32(f"{arch}.attention.key_length", dims.head_dim)
-    metadata.u32(f"{arch}.attention.value_length", dims.head_dim)
     metadata.f32(f"{arch}.attention.layer_norm_rms_epsilon", dims.rms_norm_eps)
-    metadata.u32(f"{arch}.rope.dimension_count", dims.head_dim)
     metadata.f32(f"{arch}.rope.freq_base", dims.rope_theta)
     metadata.u32(f"{arch}.vocab_size", dims.vocab_size)
+    if dims.latent is None:
+        metadata.u32(f"{arch}.attention.head_count_kv", dims.num_kv_heads)
+        metadata.u32(f"{arch}.attention.key_length", dims.head_dim)
+        metadata.u32(f"{arch}.attention.value_length", dims.head_dim)
+        metadata.u32(f"{arch}.rope.dimension_count", dims.head_dim if dims.n_rot is None else dims.n_rot)
+    else:
+        _add_latent_keys(metadata, arch, dims.latent)
+    if dims.factors is not None:
+        metadata.f32(f"{arch}.attention.scale", dims.factors.attention)
+        metadata.f32(f"{arch}.embedding_scale", dims.factors.embedding)
+        metadata.f32(f"{arch}.residual_scale", dims.factors.residual)
+        metadata.f32(f"{arch}.logit_scale", dims.factors.logits)
+    if dims.rope_scaling is not None:
+        _add_rope_scaling(metadata, arch, dims.rope_scaling)
+    _add_expert_keys(metadata, dims)
+
+
+def _add_latent_keys(metadata: Metadata, arch: str, latent: LatentDims) -> None:
+    """The newer layout: one key head as wide as what is cached, the expanded widths in `*_mla`."""
+    if latent.q_lora_rank:
+        metadata.u32(f"{arch}.attention.q_lora_rank", latent.q_lora_rank)
+    metadata.u32(f"{arch}.attention.kv_lora_rank", latent.kv_lora_rank)
+    metadata.u32(f"{arch}.attention.head_count_kv", 1)
+    metadata.u32(f"{arch}.attention.key_length", latent.kv_lora_rank + latent.rope_dim)
+    metadata.u32(f"{arch}.attention.value_length", latent.kv_lora_rank)
+    metadata.u32(f"{arch}.attention.key_length_mla", latent.nope_dim + latent.rope_dim)
+    metadata.u32(f"{arch}.attention.value_length_mla", latent.value_dim)
+    metadata.u32(f"{arch}.rope.dimension_count", latent.rope_dim)
+
+
+def _add_rope_scaling(metadata: Metadata, arch: str, scaling: RopeScaling) -> None:
+    at = f"{arch}.rope.scaling"
+    metadata.string(f"{at}.type", scaling.kind)
+    metadata.f32(f"{at}.factor", scaling.factor)
+    if scaling.original_context is not None:
+        metadata.u32(f"{at}.original_context_length", scaling.original_context)
+    for name, value in (
+        ("yarn_beta_fast", scaling.beta_fast),
+        ("yarn_beta_slow", scaling.beta_slow),
+        ("yarn_log_multiplier", scaling.log_multiplier),
+    ):
+        if value is not None:
+            metadata.f32(f"{at}.{name}", value)
+
+
+def _add_expert_keys(metadata: Metadata, dims: ModelDims) -> None:
+    arch = dims.architecture
     metadata.u32(f"{arch}.expert_count", dims.num_experts)
     metadata.u32(f"{arch}.expert_used_count", dims.num_experts_per_tok)
-    if arch == "qwen3moe":
+    if arch in _EXPERT_WIDTH_KEY:
         metadata.u32(f"{arch}.expert_feed_forward_length", dims.moe_intermediate_size)
+    for key, number in (
+        ("expert_shared_count", dims.shared_experts),
+        ("expert_shared_feed_forward_length", dims.shared_intermediate_size),
+        ("leading_dense_block_count", dims.leading_dense),
+        ("expert_gating_func", dims.gating),
+        ("expert_group_count", dims.num_groups),
+        ("expert_group_used_count", dims.num_groups_used),
+    ):
+        if number is not None:
+            metadata.u32(f"{arch}.{key}", number)
+    if dims.router_scale is not None:
+        metadata.f32(f"{arch}.expert_weights_scale", dims.router_scale)
     if dims.norm_topk_prob is not None:
         metadata.boolean(f"{arch}.expert_weights_norm", dims.norm_topk_prob)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -17,6 +18,7 @@ from models.gguf import GGUFModel
 from models.loader import load_model
 from models.resident import ResidentExperts
 from tests.convert.checkpoints import weights, write_folder
+from tests.tolerances import LOGITS_RELATIVE
 
 tiny_models = pytest.importorskip("tests.tiny_models", reason="transformers is needed as oracle")
 
@@ -32,23 +34,44 @@ def logits(path: Path, ids: np.ndarray) -> np.ndarray:
         return model.forward(ids, cache, ResidentExperts(model, store, backend), "prefill", logits="all")
 
 
-@pytest.mark.parametrize("architecture", ["olmoe", "qwen3moe", "llama"])
-def test_folder_to_pearl_to_stock_to_pearl_keeps_the_logits(architecture: str, tmp_path: Path) -> None:
-    model = tiny_models.tiny_model(architecture)
+YARN = {"rope_theta": 10000.0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "olmoe": ("olmoe", {}),
+    "qwen3moe": ("qwen3moe", {}),
+    "qwen3moe_yarn": ("qwen3moe", {"rope_parameters": YARN}),
+    "llama": ("llama", {}),
+    "qwen2moe": ("qwen2moe", {}),
+    "qwen2moe_normalised": ("qwen2moe", {"norm_topk_prob": True}),
+    "deepseek2": ("deepseek2", {}),
+    "deepseek2_no_groups": ("deepseek2", {"topk_method": "greedy", "n_group": 1, "topk_group": 1}),
+    "deepseek2_yarn": ("deepseek2", {"rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}}),
+    "deepseek2_v3": ("deepseek2_v3", {}),
+    "deepseek2_v3_direct_queries": ("deepseek2_v3", {"q_lora_rank": None, "first_k_dense_replace": 0}),
+    "glm4moe": ("glm4moe", {}),
+    "glm4moe_plain_attention": ("glm4moe", {"attention_bias": False, "use_qk_norm": False}),
+    "granitemoe": ("granitemoe", {}),
+    "granitemoe_shared": ("granitemoe_shared", {"tie_word_embeddings": True}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_folder_to_pearl_to_stock_to_pearl_keeps_the_logits(name: str, tmp_path: Path) -> None:
+    family, fields = MODELS[name]
+    model = tiny_models.tiny_model(family, **fields)
     folder = tiny_models.save_hf(model, tmp_path / "hf")
-    ids = tiny_models.prompt(12)
+    ids = tiny_models.prompt(25)
     expected = tiny_models.hf_logits(model, ids)
     pearl = convert(folder, tmp_path / "pearl", NO_VOCAB)
     stock = convert(pearl, tmp_path / "stock", ConvertOptions(merge=True))
     again = convert(stock, tmp_path / "again", ConvertOptions())
     first = logits(pearl, ids)
-    assert np.abs(first - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert np.abs(first - expected).max() <= LOGITS_RELATIVE * np.abs(expected).max()
     np.testing.assert_array_equal(first, logits(stock, ids))
     np.testing.assert_array_equal(first, logits(again, ids))
     with GGUFModel.open(pearl) as a, GGUFModel.open(again) as b:
         assert {n: a.read(n).tobytes() for n in a.tensors} == {n: b.read(n).tobytes() for n in b.tensors}
-    kinds = [tensor.name for tensor in gguf.GGUFReader(stock).tensors if "_exps" in tensor.name]
-    assert len(kinds) == 2 * 3
+    stacks = [tensor.name for tensor in gguf.GGUFReader(stock).tensors if "_exps" in tensor.name]
+    assert len(stacks) == 3 * (model.config.num_hidden_layers - getattr(model.config, "first_k_dense_replace", 0))
 
 
 def test_relayout_copies_metadata_with_its_types(tmp_path: Path) -> None:

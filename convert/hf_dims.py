@@ -1,0 +1,142 @@
+"""What a `config.json` of each architecture says beside the sizes that all have: fields of `ModelDims`.
+
+Spellings and rules are those of transformers' configuration classes and, where these are newer than the checkpoints,
+of the checkpoints' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from convert.hf_values import HfValues
+from convert.model_metadata import SIGMOID, SOFTMAX, ConstantFactors, LatentDims
+from models.errors import UnsupportedError
+
+Fields = dict[str, Any]
+
+
+def architecture_fields(config: HfValues, architecture: str, model_class: str) -> Fields:
+    """The fields of `ModelDims` that only `architecture` has, or has otherwise than `common`.
+
+    Raises CheckpointError for values of a wrong type, UnsupportedError for what pearl does not compute.
+    """
+    if architecture == "deepseek2":
+        return _deepseek(config, model_class == "DeepseekV3ForCausalLM")
+    return _FIELDS[architecture](config)
+
+
+def _olmoe(config: HfValues) -> Fields:
+    return {"qk_norm": "full", "norm_topk_prob": config.flag("norm_topk_prob")}
+
+
+def _llama(config: HfValues) -> Fields:
+    return {}
+
+
+def _qwen3(config: HfValues) -> Fields:
+    config.require("mlp_only_layers", [])
+    config.require("decoder_sparse_step", 1)
+    return {
+        "qk_norm": "head",
+        "moe_intermediate_size": config.integer("moe_intermediate_size"),
+        "norm_topk_prob": config.flag("norm_topk_prob"),
+    }
+
+
+def _qwen2(config: HfValues) -> Fields:
+    config.require("qkv_bias", True)
+    return {
+        **_qwen3(config),
+        "qk_norm": "none",
+        "attention_bias": True,
+        "shared_intermediate_size": config.integer("shared_expert_intermediate_size"),
+    }
+
+
+def _granite(config: HfValues) -> Fields:
+    config.require("attention_bias", False)
+    config.require("position_embedding_type", "rope")
+    return {
+        "shared_intermediate_size": config.optional_integer("shared_intermediate_size") or None,
+        "factors": ConstantFactors(
+            attention=config.real("attention_multiplier", default=1.0),
+            embedding=config.real("embedding_multiplier", default=1.0),
+            residual=config.real("residual_multiplier", default=1.0),
+            logits=config.real("logits_scaling", default=1.0),
+        ),
+    }
+
+
+def _glm4(config: HfValues) -> Fields:
+    head_dim = config.integer("head_dim")
+    partial = config.rope().get("partial_rotary_factor", config.values.get("partial_rotary_factor"))
+    if partial is None:
+        partial = config.default("partial_rotary_factor", 0.5)
+    n_rot = int(head_dim * partial) if type(partial) in (int, float) and 0 < partial <= 1 else 0
+    if n_rot < 2 or n_rot % 2:
+        raise UnsupportedError(f"{config.path}: partial_rotary_factor {partial!r} of heads of {head_dim} is not possible")
+    groups = config.integer("n_group", default=1)
+    return {
+        "moe_intermediate_size": config.integer("moe_intermediate_size"),
+        "qk_norm": "head" if config.flag("use_qk_norm") else "none",
+        "attention_bias": bool(config.flag("attention_bias")),
+        "n_rot": n_rot,
+        "gating": SIGMOID,
+        "num_groups": groups if groups > 1 else None,
+        "num_groups_used": config.integer("topk_group") if groups > 1 else None,
+        "norm_topk_prob": _norm(config, True),
+        **_shared(config),
+    }
+
+
+def _deepseek(config: HfValues, is_v3: bool) -> Fields:
+    config.require("attention_bias", False)
+    config.require("mlp_bias", False)
+    config.require("moe_layer_freq", 1)
+    config.require("rope_interleave", True)
+    config.require("scoring_func", "sigmoid" if is_v3 else "softmax")
+    config.require("topk_method", *(("noaux_tc",) if is_v3 else ("greedy", "group_limited_greedy")))
+    grouped = is_v3 or config.values.get("topk_method") == "group_limited_greedy"
+    groups = config.integer("n_group", default=1) if grouped else 1
+    latent = LatentDims(
+        q_lora_rank=config.optional_integer("q_lora_rank") or 0,
+        kv_lora_rank=config.integer("kv_lora_rank"),
+        nope_dim=config.integer("qk_nope_head_dim"),
+        rope_dim=config.integer("qk_rope_head_dim"),
+        value_dim=config.integer("v_head_dim"),
+    )
+    return {
+        "moe_intermediate_size": config.integer("moe_intermediate_size"),
+        "num_kv_heads": 1,
+        "head_dim": latent.kv_lora_rank + latent.rope_dim,
+        "latent": latent,
+        "gating": SIGMOID if is_v3 else SOFTMAX,
+        "num_groups": groups if groups > 1 else None,
+        "num_groups_used": config.integer("topk_group") if groups > 1 else None,
+        "norm_topk_prob": _norm(config, is_v3),
+        **_shared(config),
+    }
+
+
+def _shared(config: HfValues) -> Fields:
+    return {
+        "shared_experts": config.optional_integer("n_shared_experts") or 0,
+        "leading_dense": config.integer("first_k_dense_replace", default=0),
+        "router_scale": config.real("routed_scaling_factor", default=1.0),
+    }
+
+
+def _norm(config: HfValues, default: bool) -> bool:
+    norm = config.flag("norm_topk_prob")
+    return config.default("norm_topk_prob", default) if norm is None else norm
+
+
+_FIELDS: dict[str, Callable[[HfValues], Fields]] = {
+    "glm4moe": _glm4,
+    "granitemoe": _granite,
+    "llama": _llama,
+    "olmoe": _olmoe,
+    "qwen2moe": _qwen2,
+    "qwen3moe": _qwen3,
+}

@@ -1,0 +1,209 @@
+"""The stored tensors of a Hugging Face folder as source tensors: each under its GGUF name, experts one by one, shapes
+checked against what config.json makes them, nothing missing and nothing left over unsaid.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from convert.hf_names import DROPPED, Expansion, Experts, Halves, Place, Plain, layer_of, map_name
+from convert.latent_rows import KeyExpansion, ValueExpansion
+from convert.model_metadata import ModelDims
+from convert.rows import FileRows, Fp8Rows, OpenFile, RopePermuted, Rows, Slice
+from convert.safetensors_header import Stored
+from convert.source import SourceTensor, check_experts, expert_name
+from convert.tensor_table import Shapes, expert_shape, has_experts, layer_shapes, outer_shapes
+from kernels.quant_types import QuantType
+from models.errors import CheckpointError, UnsupportedError
+
+_TYPES = {"F32": QuantType.F32, "F16": QuantType.F16, "BF16": QuantType.BF16}
+_SCALE = "_scale_inv"
+_PERMUTED = ("llama", "granitemoe")  # architectures whose GGUF keeps the rotary pairs of q and k side by side
+_LISTED = 8
+
+
+@dataclass(slots=True)
+class HfTensors:
+    """Builds source tensors; `notes` and open files are collected on the way. `unused_layers`: behind the last layer,
+    left behind with a note."""
+
+    folder: Path
+    dims: ModelDims
+    stored: dict[str, Stored]
+    fp8_block: tuple[int, int]
+    unused_layers: int
+    notes: list[str] = field(default_factory=list)
+    _files: dict[Path, OpenFile] = field(default_factory=dict)
+    _shapes: Shapes = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._shapes = outer_shapes(self.dims)
+        for layer in range(self.dims.num_layers):
+            self._shapes |= {f"blk.{layer}.{name}": shape for name, shape in layer_shapes(self.dims, layer).items()}
+
+    def build(self, allow_unmapped: bool) -> list[SourceTensor]:
+        """Every tensor of the model, in no order. Raises CheckpointError, UnsupportedError."""
+        tensors: dict[str, SourceTensor] = {}
+        unmapped, n_unused = [], 0
+        for stored in self.stored.values():
+            if DROPPED.search(stored.name) or self._is_scale(stored.name):
+                continue
+            if self._is_of_unused_layer(stored.name):
+                n_unused += 1
+                continue
+            place = map_name(stored.name, self.dims.architecture)
+            if place is None or not self._has_place(place):
+                unmapped.append(stored.name)
+                continue
+            for tensor in self._make(stored, place):
+                if tensor.name in tensors:
+                    raise CheckpointError(f"{stored.path}: tensor '{stored.name}' gives {tensor.name} a second time")
+                tensors[tensor.name] = tensor
+        if n_unused:
+            self.notes.append(
+                f"{n_unused} tensors of layers {self.dims.num_layers} and up, which predict several tokens at once, are "
+                "left behind: they are not computed"
+            )
+        self._report_unmapped(unmapped, allow_unmapped)
+        self._check_complete(tensors)
+        return list(tensors.values())
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def _is_scale(self, name: str) -> bool:
+        return name.endswith(_SCALE) and name.removesuffix(_SCALE) in self.stored
+
+    def _is_of_unused_layer(self, name: str) -> bool:
+        layer = layer_of(name)
+        first = self.dims.num_layers
+        return layer is not None and first <= layer < first + self.unused_layers
+
+    def _has_place(self, place: Place) -> bool:
+        if isinstance(place, Plain):
+            return place.name in self._shapes
+        if isinstance(place, Halves):
+            return all(name in self._shapes for name in place.names)
+        if place.layer >= self.dims.num_layers:
+            return False
+        if isinstance(place, Expansion):
+            return self.dims.latent is not None
+        return has_experts(self.dims, place.layer)
+
+    def _make(self, stored: Stored, place: Place) -> list[SourceTensor]:
+        if isinstance(place, Plain):
+            return [self._plain(stored, place)]
+        if isinstance(place, Halves):
+            return self._halves(stored, place)
+        return self._experts(stored, place) if isinstance(place, Experts) else self._expansion(stored, place)
+
+    def _report_unmapped(self, names: list[str], allowed: bool) -> None:
+        if not names:
+            return
+        listing = ", ".join(names[:_LISTED])
+        listing += f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        if not allowed:
+            raise UnsupportedError(
+                f"{self.folder}: {len(names)} tensors have no place in a {self.dims.architecture} model: {listing}; "
+                "--allow-unmapped leaves them behind"
+            )
+        self.notes.append(f"left behind, they have no place in a {self.dims.architecture} model: {listing}")
+
+    def _check_complete(self, tensors: dict[str, SourceTensor]) -> None:
+        """Everything in the table is there (but the output matrix, which may be the embedding), and all experts."""
+        found: dict[int, set[tuple[int, str]]] = {}
+        for name in tensors:
+            parts = name.split(".")
+            if len(parts) == 5 and parts[3].isdigit():
+                found.setdefault(int(parts[1]), set()).add((int(parts[3]), parts[2].removeprefix("ffn_")))
+        check_experts(found, self.dims.num_experts, str(self.folder))
+        for layer in range(self.dims.num_layers):
+            if has_experts(self.dims, layer) and layer not in found:
+                raise CheckpointError(f"{self.folder}: layer {layer} has no experts")
+        missing = [name for name in self._shapes if name not in tensors and name != "output.weight"]
+        if missing:
+            raise CheckpointError(f"{self.folder}: the checkpoint has nothing for {', '.join(missing[:_LISTED])}")
+
+    def _check_shape(self, stored: Stored, expected: tuple[int, ...]) -> None:
+        if stored.shape != expected:
+            raise CheckpointError(
+                f"{stored.path}: '{stored.name}' has shape {list(stored.shape)}; config.json makes it {list(expected)}"
+            )
+
+    def _plain(self, stored: Stored, place: Plain) -> SourceTensor:
+        shape = self._shapes[place.name]
+        # A gate of one row is stored as [1, width], a GGUF keeps it as a vector.
+        self._check_shape(stored, (1, *shape) if stored.shape[:1] == (1,) and len(shape) == 1 else shape)
+        rows = self._rows(stored, math.prod(shape[:-1]), shape[-1])
+        if self.dims.architecture in _PERMUTED and place.name.endswith((".attn_q.weight", ".attn_k.weight")):
+            rows = RopePermuted(rows, self.dims.head_dim)
+        return SourceTensor(place.name, tuple(reversed(shape)), rows)
+
+    def _halves(self, stored: Stored, place: Halves) -> list[SourceTensor]:
+        n_rows, n_cols = self._shapes[place.names[0]]
+        self._check_shape(stored, (n_rows * len(place.names), n_cols))
+        rows = self._rows(stored, n_rows * len(place.names), n_cols)
+        return [
+            SourceTensor(name, (n_cols, n_rows), Slice(rows, index * n_rows, n_rows))
+            for index, name in enumerate(place.names)
+        ]
+
+    def _expansion(self, stored: Stored, place: Expansion) -> list[SourceTensor]:
+        latent, heads = self.dims.latent, self.dims.num_heads
+        assert latent is not None
+        nope, value, rank = latent.nope_dim, latent.value_dim, latent.kv_lora_rank
+        self._check_shape(stored, (heads * (nope + value), rank))
+        rows = self._rows(stored, heads * (nope + value), rank)
+        blk = f"blk.{place.layer}"
+        return [
+            SourceTensor(f"{blk}.attn_k_b.weight", (nope, rank, heads), KeyExpansion(rows, nope, value)),
+            SourceTensor(f"{blk}.attn_v_b.weight", (rank, value, heads), ValueExpansion(rows, nope, value)),
+        ]
+
+    def _experts(self, stored: Stored, place: Experts) -> list[SourceTensor]:
+        """One source tensor for each expert and linear in `stored`."""
+        n_rows, n_cols = expert_shape(self.dims, place.linears[0])
+        each = (n_rows * len(place.linears), n_cols)
+        experts = [place.expert] if place.expert is not None else list(range(self.dims.num_experts))
+        self._check_shape(stored, each if place.expert is not None else (self.dims.num_experts, *each))
+        rows = self._rows(stored, math.prod(stored.shape[:-1]), n_cols)
+        return [
+            SourceTensor(
+                expert_name(place.layer, expert, linear),
+                (n_cols, n_rows),
+                rows if rows.n_rows == n_rows else Slice(rows, index * each[0] + part * n_rows, n_rows),
+            )
+            for part, linear in enumerate(place.linears)
+            for index, expert in enumerate(experts)
+        ]
+
+    def _rows(self, stored: Stored, n_rows: int, n_cols: int) -> Rows:
+        if stored.path not in self._files:
+            self._files[stored.path] = OpenFile(stored.path)
+        file = self._files[stored.path]
+        if stored.dtype in _TYPES:
+            return FileRows(file, stored.offset, n_rows, n_cols, _TYPES[stored.dtype])
+        if stored.dtype == "F8_E4M3":
+            return self._fp8_rows(stored, file, n_rows, n_cols)
+        raise UnsupportedError(
+            f"{stored.path}: '{stored.name}' is stored as {stored.dtype}; "
+            "supported: F32, F16, BF16, F8_E4M3 with block scales"
+        )
+
+    def _fp8_rows(self, stored: Stored, file: OpenFile, n_rows: int, n_cols: int) -> Rows:
+        scale = self.stored.get(stored.name + _SCALE)
+        if scale is None:
+            raise CheckpointError(
+                f"{stored.path}: '{stored.name}' is 8-bit but there is no '{stored.name}{_SCALE}' to scale it by"
+            )
+        blocks = (-(-n_rows // self.fp8_block[0]), -(-n_cols // self.fp8_block[1]))
+        if len(stored.shape) != 2 or scale.shape != blocks:
+            raise CheckpointError(
+                f"{scale.path}: '{scale.name}' has shape {list(scale.shape)}; "
+                f"blocks of {self.fp8_block} make it {list(blocks)}"
+            )
+        scales = self._rows(scale, *blocks).floats(0, blocks[0])
+        return Fp8Rows(file, stored.offset, n_rows, n_cols, scales, self.fp8_block)

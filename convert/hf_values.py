@@ -1,0 +1,72 @@
+"""Typed access to one Hugging Face `config.json`: a wrong type or a missing value is an error by name, a default is
+noted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from models.errors import CheckpointError, UnsupportedError
+
+N = TypeVar("N", int, float, bool)
+
+
+class HfValues:
+    """The values at `path`; those of a `text_config` win. `notes` collects a line for every default that was used."""
+
+    def __init__(self, folder: Path, values: dict[str, Any]) -> None:
+        self.path = folder / "config.json"
+        self.values = {**values, **(values["text_config"] if isinstance(values.get("text_config"), dict) else {})}
+        self.notes: list[str] = []
+
+    def integer(self, *keys: str, default: int | None = None) -> int:
+        """The whole number under the first of `keys` that is there. Raises CheckpointError."""
+        value = self._first(keys)
+        if value is None:
+            return self.default(keys[0], default)
+        if type(value) is not int or value < 0:
+            raise CheckpointError(f"{self.path}: {keys[0]} is {value!r}, not a whole number")
+        return value
+
+    def optional_integer(self, key: str) -> int | None:
+        """The whole number under `key`, None where it is missing or null. Raises CheckpointError."""
+        return None if self.values.get(key) is None else self.integer(key)
+
+    def real(self, *keys: str, default: float | None = None) -> float:
+        value = self._first(keys)
+        if value is None:
+            return self.default(keys[0], default)
+        if type(value) not in (int, float):
+            raise CheckpointError(f"{self.path}: {keys[0]} is {value!r}, not a number")
+        return float(value)
+
+    def flag(self, key: str) -> bool | None:
+        value = self.values.get(key)
+        if value is not None and type(value) is not bool:
+            raise CheckpointError(f"{self.path}: {key} is {value!r}, not true or false")
+        return value
+
+    def rope(self) -> dict[str, Any]:
+        """Rope parameters: `rope_parameters` since transformers 5, `rope_scaling` before."""
+        rope = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
+        if not isinstance(rope, dict):
+            raise CheckpointError(f"{self.path}: rope parameters are no JSON object")
+        return rope
+
+    def require(self, key: str, *allowed: Any) -> None:
+        """Raise UnsupportedError where `key` is there and none of `allowed` (null counts as not there)."""
+        value = self.values.get(key)
+        if value is not None and value not in allowed:
+            names = " or ".join(str(item) for item in allowed)
+            raise UnsupportedError(f"{self.path}: {key} {value!r} is not supported; supported: {names}")
+
+    def default(self, key: str, default: N | None) -> N:
+        """`default`, noted; raises CheckpointError where there is none."""
+        if default is None:
+            raise CheckpointError(f"{self.path}: {key} is missing")
+        self.notes.append(f"config.json has no {key}; {default} is used")
+        return default
+
+    def _first(self, keys: tuple[str, ...]) -> Any:
+        return next((self.values[key] for key in keys if self.values.get(key) is not None), None)

@@ -1,0 +1,87 @@
+"""Which tensors a model of given sizes has beside its routed experts, and their shapes: the converter checks a
+checkpoint against this table, `synth` makes models by it.
+
+Shapes are in numpy order (rows first); the order of the entries is the order in which a layer computes.
+"""
+
+from __future__ import annotations
+
+from convert.model_metadata import LatentDims, ModelDims
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def outer_shapes(dims: ModelDims) -> Shapes:
+    """The tensors outside the layers. `output.weight` may be missing: then the embedding doubles as it."""
+    table = (dims.vocab_size, dims.hidden_size)
+    return {"token_embd.weight": table, "output_norm.weight": (dims.hidden_size,), "output.weight": table}
+
+
+def layer_shapes(dims: ModelDims, layer: int) -> Shapes:
+    """Every tensor of `layer` but its routed experts, without the leading `blk.N.`; each is required."""
+    hidden = dims.hidden_size
+    norm = "post_attention_norm" if dims.architecture == "glm4moe" else "ffn_norm"
+    shapes = {"attn_norm.weight": (hidden,), **_attention(dims), f"{norm}.weight": (hidden,)}
+    if not has_experts(dims, layer):
+        return shapes | _gated("ffn_{}.weight", hidden, dims.intermediate_size)
+    shapes["ffn_gate_inp.weight"] = (dims.num_experts, hidden)
+    if dims.has_selection_bias:
+        shapes["exp_probs_b.bias"] = (dims.num_experts,)
+    if dims.shared_width:
+        if dims.architecture == "qwen2moe":
+            shapes["ffn_gate_inp_shexp.weight"] = (hidden,)
+        shapes |= _gated("ffn_{}_shexp.weight", hidden, dims.shared_width)
+    return shapes
+
+
+def has_experts(dims: ModelDims, layer: int) -> bool:
+    return layer >= (dims.leading_dense or 0)
+
+
+def expert_shape(dims: ModelDims, linear: str) -> tuple[int, int]:
+    """Shape of one expert's "gate", "up" or "down"."""
+    wide = (dims.moe_intermediate_size, dims.hidden_size)
+    return wide if linear != "down" else (wide[1], wide[0])
+
+
+def _attention(dims: ModelDims) -> Shapes:
+    if dims.latent is not None:
+        return _latent_attention(dims, dims.latent)
+    hidden, query, key = dims.hidden_size, dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
+    shapes: Shapes = {}
+    for name, rows in (("q", query), ("k", key), ("v", key)):
+        shapes[f"attn_{name}.weight"] = (rows, hidden)
+        if dims.attention_bias:
+            shapes[f"attn_{name}.bias"] = (rows,)
+    if dims.qk_norm != "none":
+        per_head = dims.qk_norm == "head"
+        shapes["attn_q_norm.weight"] = (dims.head_dim if per_head else query,)
+        shapes["attn_k_norm.weight"] = (dims.head_dim if per_head else key,)
+    return shapes | {"attn_output.weight": (hidden, query)}
+
+
+def _latent_attention(dims: ModelDims, latent: LatentDims) -> Shapes:
+    hidden, heads = dims.hidden_size, dims.num_heads
+    query = heads * (latent.nope_dim + latent.rope_dim)
+    shapes: Shapes = {"attn_q.weight": (query, hidden)}
+    if latent.q_lora_rank:
+        shapes = {
+            "attn_q_a.weight": (latent.q_lora_rank, hidden),
+            "attn_q_a_norm.weight": (latent.q_lora_rank,),
+            "attn_q_b.weight": (query, latent.q_lora_rank),
+        }
+    return shapes | {
+        "attn_kv_a_mqa.weight": (latent.kv_lora_rank + latent.rope_dim, hidden),
+        "attn_kv_a_norm.weight": (latent.kv_lora_rank,),
+        "attn_k_b.weight": (heads, latent.kv_lora_rank, latent.nope_dim),
+        "attn_v_b.weight": (heads, latent.value_dim, latent.kv_lora_rank),
+        "attn_output.weight": (hidden, heads * latent.value_dim),
+    }
+
+
+def _gated(name: str, hidden: int, width: int) -> Shapes:
+    return {
+        name.format("gate"): (width, hidden),
+        name.format("up"): (width, hidden),
+        name.format("down"): (hidden, width),
+    }

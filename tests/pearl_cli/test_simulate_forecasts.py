@@ -62,7 +62,7 @@ def announced(path: Path, fingerprint: str = "abc") -> Path:
     return path
 
 
-def test_a_forecast_of_the_next_event_beats_recency_and_not_the_future(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_forecast_beats_recency_and_not_the_future(files: tuple[Path, Path], tmp_path: Path) -> None:
     trace, inputs = files
     predictor = ["--predictor", str(announced(tmp_path / "p.gguf")), "--hidden", str(inputs)]
     rates = {

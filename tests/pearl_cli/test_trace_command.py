@@ -1,5 +1,4 @@
-"""`pearl trace`: every token and layer once, phases, chat texts, router inputs, and agreement with the engine's counters.
-"""
+"""`pearl trace`: every token and layer once, phases, chat texts, router inputs, agreement with the engine's counters."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from pearl_cli.trace import DECODE, PREFILL, TraceWriter, read_trace
 from tests.tiny_gguf import tiny_moe
 
 LAYERS, EXPERTS, K = 3, 8, 2
-TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ '[a]' if add_generation_prompt }}"
 
 
 @pytest.fixture(scope="module")

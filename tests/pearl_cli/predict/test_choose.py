@@ -81,7 +81,11 @@ def test_untrained_ones_fetch_and_pearl_goes_by_frequency(model: GGUFModel, pred
 
 @pytest.mark.parametrize(
     ("predictor", "evict", "message"),
-    [("none", "pearl", "goes by a forecast"), ("gut-feeling", "auto", "no name of a predictor"), ("oracle:2", "auto", "oracle:")],
+    [
+        ("none", "pearl", "goes by a forecast"),
+        ("gut-feeling", "auto", "no name of a predictor"),
+        ("oracle:2", "auto", "oracle:"),
+    ],
 )
 def test_refusals(model: GGUFModel, predictor: str, evict: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -74,4 +74,4 @@ def test_a_router_on_its_own_input_is_always_right(opened: OpenedEngine) -> None
 def test_one_layer_on_it_forecasts_the_next_layer_and_nothing_after_the_last(opened: OpenedEngine) -> None:
     seen = run(opened, stride=1)
     assert [[f.layer for f in found] for _, found, _ in seen[:3]] == [[1], [2], []]
-    assert all(0.0 <= f.scores.min() and f.scores.max() <= 1.0 for _, found, _ in seen for f in found)
+    assert all(f.scores.min() >= 0.0 and f.scores.max() <= 1.0 for _, found, _ in seen for f in found)

@@ -90,7 +90,8 @@ def test_features_never_see_the_future(recorded: RecordedTokens) -> None:
 def test_the_first_horizon_is_learned_and_the_second_cannot_be(files: tuple[Path, Path], kind: str) -> None:
     out = files[0].with_name("p.gguf")
     arguments = [str(files[0]), "--hidden", str(files[1]), "--predictor", kind, "-o", str(out), "--horizon", "2"]
-    result = CliRunner().invoke(command, [*arguments, "--width", "16", "--epochs", "60" if kind == "horizon-mlp" else "150"], catch_exceptions=False)
+    epochs = "60" if kind == "horizon-mlp" else "150"
+    result = CliRunner().invoke(command, [*arguments, "--width", "16", "--epochs", epochs], catch_exceptions=False)
     assert "trained on 240 tokens, judged on 60" in result.output
     card, _ = load_predictor(out)
     assert (card.kind, card.fingerprint, card.layers, card.horizon) == (kind, "abc", (0, 1), 2)

@@ -33,6 +33,7 @@ from pearl_cli.memory_warnings import warn_of_plan
 from pearl_cli.open_routing import open_routing
 from pearl_cli.options import RunOptions, Size
 from pearl_cli.predict.choose import choose_forecasting
+from pearl_cli.residency.ablations import CopyPieces
 from pearl_cli.residency.build import ExpertPlaces, build_controller
 from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.disk_reader import DiskReader
@@ -147,12 +148,14 @@ def _open(
     cache = loaded.new_cache(plan.needs.context, options.cache_type_k, options.cache_type_v)
     evict, seed = forecasting.evict, max(options.seed, 0)
     next_use = forecasting.next_use(config)
+    if options.route_trace is not None and not settings.exact:
+        raise UsageError(f"--route-trace forces the routing, so --routing {settings.name} has nothing to choose")
     recorded = RecordedRouting(read_trace(options.route_trace), config) if options.route_trace is not None else None
     future = recorded.future if recorded is not None else None
     predictor = forecasting.predictor(config, loaded.routers, backend, next_use, future, seed)
     routing = recorded or ExactRouting(backend)
     # Routing that follows a cache must begin the same each time, so no earlier run may fill it.
-    use_profile = use_profile and routing.name == "exact"
+    use_profile = use_profile and settings.exact and recorded is None
     profile = _profile_of(gguf, config, notify) if use_profile or evict == "static" else None
     throttle = Throttle(options.throttle.n_bytes) if options.throttle is not None else None
     reader = DiskReader(gguf.paths, throttle, notify)
@@ -161,30 +164,18 @@ def _open(
         shape = (config.hidden_size, config.moe_intermediate_size)
         controller = build_controller(
             places, plan.slots, shape, loaded.routers, backend, policy, routing, reader.read,
-            options.io_threads or DEFAULT_IO_THREADS, allocate, predictor, depth, notify, next_use,
+            options.io_threads or DEFAULT_IO_THREADS, allocate, predictor, depth, notify, next_use, CopyPieces.without(options.switched_off),
         )  # fmt: skip
     except BaseException:
         reader.close()
         raise
     engine = Engine(loaded, cache, controller, options.ubatch_size)
     opened = OpenedEngine(
-        engine=engine,
-        gguf=gguf,
-        config=config,
-        plan=plan,
-        controller=controller,
-        backend=backend,
-        threads=threads,
-        evict=evict,
-        predictor=forecasting.name,
-        routing=settings,
-        policy=routing,
-        expert_bytes_total=places.expert_bytes_total,
-        profile=profile if use_profile else None,
-        _reader=reader,
-        _options=options,
-        _notify=notify,
-    )
+        engine=engine, gguf=gguf, config=config, plan=plan, controller=controller, backend=backend, threads=threads,
+        evict=evict, predictor=forecasting.name, routing=settings, policy=routing,
+        expert_bytes_total=places.expert_bytes_total, profile=profile if use_profile else None,
+        _reader=reader, _options=options, _notify=notify,
+    )  # fmt: skip
     try:
         if not settings.exact:
             opened.route_by(settings, opened.routing_for(settings))

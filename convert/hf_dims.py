@@ -75,7 +75,7 @@ def _glm4(config: HfValues) -> Fields:
         partial = config.default("partial_rotary_factor", 0.5)
     n_rot = int(head_dim * partial) if type(partial) in (int, float) and 0 < partial <= 1 else 0
     if n_rot < 2 or n_rot % 2:
-        raise UnsupportedError(f"{config.path}: partial_rotary_factor {partial!r} of heads of {head_dim} is not possible")
+        raise UnsupportedError(f"{config.path}: partial_rotary_factor {partial!r} of {head_dim} is not possible")
     groups = config.integer("n_group", default=1)
     return {
         "moe_intermediate_size": config.integer("moe_intermediate_size"),

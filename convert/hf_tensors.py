@@ -63,8 +63,8 @@ class HfTensors:
                 tensors[tensor.name] = tensor
         if n_unused:
             self.notes.append(
-                f"{n_unused} tensors of layers {self.dims.num_layers} and up, which predict several tokens at once, are "
-                "left behind: they are not computed"
+                f"{n_unused} tensors of layers {self.dims.num_layers} and up are left behind: they predict several "
+                "tokens at once and are not computed"
             )
         self._report_unmapped(unmapped, allow_unmapped)
         self._check_complete(tensors)

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from kernels.quant_types import QuantType, block_bytes, block_size
 
 Q = QuantType
-SUPPORTED = (Q.F32, Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_K, Q.Q5_K, Q.Q6_K)
+SUPPORTED = (Q.F32, Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q5_0, Q.Q5_1, Q.Q4_K, Q.Q5_K, Q.Q6_K)
 _UNIFORM_4 = 4.61  # standard deviation of the integers 0..15
 _UNIFORM_5 = 9.23  # of 0..31
 _UNIFORM_6 = 18.47  # of 0..63
 _UNIFORM_8 = 73.9  # of -128..127
+_LEGACY = {Q.Q8_0: _UNIFORM_8, Q.Q4_0: _UNIFORM_4, Q.Q5_0: _UNIFORM_5, Q.Q5_1: _UNIFORM_5}
 _SUB_SCALE = 48.0  # mean of the 6-bit sub-block scales drawn from 32..63, and of Q6_K's 8-bit ones from the same range
 
 
@@ -35,9 +36,10 @@ def random_rows(
     size = block_bytes(quant_type)
     words = generator.integers(0, 1 << 64, size=(n_blocks * size + 7) // 8, dtype=np.uint64)
     blocks = words.view(np.uint8)[: n_blocks * size].reshape(n_blocks, size)
-    if quant_type in (Q.Q8_0, Q.Q4_0):
-        spread = _UNIFORM_8 if quant_type is Q.Q8_0 else _UNIFORM_4
-        blocks[:, 0:2] = _half(std / spread)
+    if quant_type in _LEGACY:
+        blocks[:, 0:2] = _half(std / _LEGACY[quant_type])
+        if quant_type is Q.Q5_1:  # weights are scale * code + minimum, codes 0..31
+            blocks[:, 2:4] = _half(-15.5 * std / _UNIFORM_5)
     elif quant_type in (Q.Q4_K, Q.Q5_K):
         _set_k_scales(blocks, std, *((_UNIFORM_4, 7.5) if quant_type is Q.Q4_K else (_UNIFORM_5, 15.5)))
     else:

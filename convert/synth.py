@@ -17,20 +17,21 @@ from numpy.typing import NDArray
 
 from convert.gguf_layout import OutputTensor
 from convert.gguf_metadata import Metadata
-from convert.model_metadata import ModelDims, add_model_keys
+from convert.model_metadata import add_model_keys
 from convert.random_blocks import SUPPORTED, random_rows
 from convert.recipe import parse_recipe
 from convert.shard_plan import DEFAULT_SHARD_BYTES, plan_pearl_set, plan_stock_file
 from convert.shard_writer import Progress, write_files
+from convert.source import LINEARS, expert_name
 from convert.stream import Job
 from convert.synth_shapes import SHAPES, Shape
 from convert.synth_vocab import add_byte_level_vocab, add_sentencepiece_vocab
+from convert.tensor_table import expert_shape, has_experts, layer_shapes, outer_shapes
 from kernels.quant_types import QuantType
 from models.errors import UnsupportedQuantType, UsageError
 
 LAYOUTS = ("pearl", "stacked")
 _CHUNK_BYTES = 8 << 20
-_LINEARS = ("gate", "up", "down")
 
 
 def synthesize(
@@ -48,21 +49,19 @@ def synthesize(
 
     `num_layers` shortens the model. Raises UsageError, UnsupportedQuantType, DiskFullError, ConversionError.
     """
-    name, sizes = (shape, _known_shape(shape)) if isinstance(shape, str) else (f"synth-{shape.architecture}", shape)
+    sizes = _known_shape(shape) if isinstance(shape, str) else shape
+    name = shape if isinstance(shape, str) else f"synth-{sizes.dims.architecture}"
     if num_layers is not None:
-        if num_layers < 1:
-            raise UsageError(f"--layers {num_layers}: a model has at least one layer")
-        sizes = dataclasses.replace(sizes, num_layers=num_layers)
+        sizes = _with_layers(sizes, num_layers)
     recipe = parse_recipe(quant, None)
-    if recipe.default not in SUPPORTED:
-        raise UnsupportedQuantType(quant, [target.name for target in SUPPORTED], "synth")
     name = f"{name}-{quant.lower()}" + ("-stacked" if layout == "stacked" else "")
     metadata = _metadata(name, sizes)
     metadata.u32("general.file_type", recipe.file_type() or 0)
     tensors = [
-        OutputTensor(tensor, dims, recipe.type_for(tensor, dims[0], len(dims), QuantType.F32, tied=False))
+        OutputTensor(tensor, dims, recipe.type_for(tensor, dims[0], len(dims), QuantType.F32, sizes.tied))
         for tensor, dims in _tensors(sizes, stacked=layout == "stacked")
     ]
+    _refuse_types({tensor.quant_type for tensor in tensors}, quant)
     if layout == "stacked":
         layouts = plan_stock_file(out_dir, name, metadata, tensors)
     else:
@@ -77,66 +76,50 @@ def _known_shape(name: str) -> Shape:
     return SHAPES[name]
 
 
+def _with_layers(shape: Shape, num_layers: int) -> Shape:
+    fewest = 1 + (shape.dims.leading_dense or 0)
+    if num_layers < fewest:
+        raise UsageError(f"--layers {num_layers}: this model has at least {fewest}, so that one has experts")
+    return dataclasses.replace(shape, dims=dataclasses.replace(shape.dims, num_layers=num_layers))
+
+
+def _refuse_types(types: set[QuantType], quant: str) -> None:
+    beyond = sorted(target.name for target in types if target not in SUPPORTED)
+    if beyond:
+        raise UnsupportedQuantType(beyond[0], [target.name for target in SUPPORTED], f"synth --quant {quant}")
+
+
 def _metadata(name: str, shape: Shape) -> Metadata:
     metadata = Metadata()
-    metadata.string("general.architecture", shape.architecture)
+    metadata.string("general.architecture", shape.dims.architecture)
     metadata.string("general.name", name)
     metadata.u32("general.quantization_version", 2)
-    qwen_dense_width = shape.moe_intermediate_size * shape.num_experts_per_tok  # unused: the shape has no dense layer
-    dims = ModelDims(
-        architecture=shape.architecture,
-        hidden_size=shape.hidden_size,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        intermediate_size=qwen_dense_width if shape.architecture == "qwen3moe" else shape.moe_intermediate_size,
-        moe_intermediate_size=shape.moe_intermediate_size,
-        num_experts=shape.num_experts,
-        num_experts_per_tok=shape.num_experts_per_tok,
-        vocab_size=shape.vocab_size,
-        context_length=shape.context_length,
-        rope_theta=shape.rope_theta,
-        rms_norm_eps=shape.rms_norm_eps,
-    )
-    add_model_keys(metadata, dims)
+    add_model_keys(metadata, shape.dims)
     if shape.pre_tokenizer == "spm":
-        add_sentencepiece_vocab(metadata, shape.vocab_size)
+        add_sentencepiece_vocab(metadata, shape.dims.vocab_size)
     else:
-        add_byte_level_vocab(metadata, shape.vocab_size, shape.pre_tokenizer)
+        add_byte_level_vocab(metadata, shape.dims.vocab_size, shape.pre_tokenizer)
     return metadata
 
 
 def _tensors(shape: Shape, stacked: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(name, ggml shape) of every tensor in file order."""
-    hidden, query, key = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    yield "token_embd.weight", (hidden, shape.vocab_size)
-    for layer in range(shape.num_layers):
+    dims = shape.dims
+    outer = {name: tuple(reversed(size)) for name, size in outer_shapes(dims).items()}
+    yield "token_embd.weight", outer.pop("token_embd.weight")
+    for layer in range(dims.num_layers):
         blk = f"blk.{layer}"
-        yield f"{blk}.attn_norm.weight", (hidden,)
-        yield f"{blk}.attn_q.weight", (hidden, query)
-        yield f"{blk}.attn_k.weight", (hidden, key)
-        yield f"{blk}.attn_v.weight", (hidden, key)
-        if shape.qk_norm != "none":
-            per_head = shape.qk_norm == "head"
-            yield f"{blk}.attn_q_norm.weight", (shape.head_dim if per_head else query,)
-            yield f"{blk}.attn_k_norm.weight", (shape.head_dim if per_head else key,)
-        yield f"{blk}.attn_output.weight", (query, hidden)
-        yield f"{blk}.ffn_norm.weight", (hidden,)
-        yield f"{blk}.ffn_gate_inp.weight", (hidden, shape.num_experts)
-        for linear in _LINEARS:
-            dims = _expert_dims(shape, linear)
+        for name, size in layer_shapes(dims, layer).items():
+            yield f"{blk}.{name}", tuple(reversed(size))
+        if not has_experts(dims, layer):
+            continue
+        for linear in LINEARS:
+            n_rows, n_cols = expert_shape(dims, linear)
             if stacked:
-                yield f"{blk}.ffn_{linear}_exps.weight", (*dims, shape.num_experts)
+                yield f"{blk}.ffn_{linear}_exps.weight", (n_cols, n_rows, dims.num_experts)
             else:
-                yield from ((f"{blk}.ffn_{linear}.{e}.weight", dims) for e in range(shape.num_experts))
-    yield "output_norm.weight", (hidden,)
-    yield "output.weight", (hidden, shape.vocab_size)
-
-
-def _expert_dims(shape: Shape, linear: str) -> tuple[int, int]:
-    wide = (shape.hidden_size, shape.moe_intermediate_size)
-    return wide if linear != "down" else (wide[1], wide[0])
+                yield from ((expert_name(layer, e, linear), (n_cols, n_rows)) for e in range(dims.num_experts))
+    yield from ((name, size) for name, size in outer.items() if name != "output.weight" or not shape.tied)
 
 
 def _jobs(tensor: OutputTensor, *, sizes: Shape, seed: int) -> list[Job]:
@@ -146,7 +129,7 @@ def _jobs(tensor: OutputTensor, *, sizes: Shape, seed: int) -> list[Job]:
     if tensor.name.endswith("_exps.weight"):
         stem = tensor.name.removesuffix("_exps.weight")
         one = OutputTensor(stem, tensor.shape[:2], tensor.quant_type)
-        names = [f"{stem}.{expert}.weight" for expert in range(sizes.num_experts)]
+        names = [f"{stem}.{expert}.weight" for expert in range(sizes.dims.num_experts)]
         return [job for name in names for job in _matrix_jobs(dataclasses.replace(one, name=name), seed)]
     return _matrix_jobs(tensor, seed)
 

@@ -1,36 +1,122 @@
-"""The shapes of known Mixture-of-Experts models, as data: what `pearl synth` can imitate."""
+"""The shapes of known Mixture-of-Experts models, as data: what `pearl synth` can imitate. Sizes and rules are those of
+each model's published config.json.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from convert.model_metadata import SIGMOID, SOFTMAX, ConstantFactors, LatentDims, ModelDims, RopeScaling
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes from the model's published config.json.
+    """A model and the kind of its made-up vocabulary: a pre-tokenizer's name, or "spm" for a SentencePiece-style one.
+    `tied`: there is no output matrix."""
 
-    `qk_norm`: "none" | "head" (per head_dim) | "full" (over all heads).
-    """
+    dims: ModelDims
+    pre_tokenizer: str
+    tied: bool = False
 
-    architecture: str
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    moe_intermediate_size: int
-    num_experts: int
-    num_experts_per_tok: int
-    vocab_size: int
-    context_length: int
-    rope_theta: float
-    rms_norm_eps: float
-    qk_norm: str
-    pre_tokenizer: str  # "spm" for a SentencePiece-style vocabulary
+
+def _latent(q_lora_rank: int) -> LatentDims:
+    """DeepSeek's head widths, which its relatives keep."""
+    return LatentDims(q_lora_rank=q_lora_rank, kv_lora_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
+
+
+def _deepseek_yarn(mscale: float) -> RopeScaling:
+    return RopeScaling("yarn", 40.0, 4096, beta_fast=32.0, beta_slow=1.0, log_multiplier=0.1 * mscale)
 
 
 SHAPES = {
-    "olmoe-1b-7b": Shape("olmoe", 2048, 16, 16, 16, 128, 1024, 64, 8, 50304, 4096, 1e4, 1e-5, "full", "olmo"),
-    "qwen3-30b-a3b": Shape("qwen3moe", 2048, 48, 32, 4, 128, 768, 128, 8, 151936, 40960, 1e6, 1e-6, "head", "qwen2"),
-    "mixtral-8x7b": Shape("llama", 4096, 32, 32, 8, 128, 14336, 8, 2, 32000, 32768, 1e6, 1e-5, "none", "spm"),
-}
+    "olmoe-1b-7b": Shape(
+        ModelDims(
+            architecture="olmoe", hidden_size=2048, num_layers=16, num_heads=16, num_kv_heads=16, head_dim=128,
+            intermediate_size=1024, moe_intermediate_size=1024, num_experts=64, num_experts_per_tok=8,
+            vocab_size=50304, context_length=4096, rope_theta=1e4, rms_norm_eps=1e-5, qk_norm="full",
+        ),
+        "olmo",
+    ),
+    "qwen3-30b-a3b": Shape(
+        ModelDims(
+            architecture="qwen3moe", hidden_size=2048, num_layers=48, num_heads=32, num_kv_heads=4, head_dim=128,
+            intermediate_size=6144, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8,
+            vocab_size=151936, context_length=40960, rope_theta=1e6, rms_norm_eps=1e-6, qk_norm="head",
+        ),
+        "qwen2",
+    ),
+    "mixtral-8x7b": Shape(
+        ModelDims(
+            architecture="llama", hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128,
+            intermediate_size=14336, moe_intermediate_size=14336, num_experts=8, num_experts_per_tok=2,
+            vocab_size=32000, context_length=32768, rope_theta=1e6, rms_norm_eps=1e-5,
+        ),
+        "spm",
+    ),
+    "qwen1.5-moe-a2.7b": Shape(
+        ModelDims(
+            architecture="qwen2moe", hidden_size=2048, num_layers=24, num_heads=16, num_kv_heads=16, head_dim=128,
+            intermediate_size=5632, moe_intermediate_size=1408, num_experts=60, num_experts_per_tok=4,
+            vocab_size=151936, context_length=8192, rope_theta=1e6, rms_norm_eps=1e-6, norm_topk_prob=False,
+            attention_bias=True, shared_intermediate_size=5632,
+        ),
+        "qwen2",
+    ),
+    "qwen2-57b-a14b": Shape(
+        ModelDims(
+            architecture="qwen2moe", hidden_size=3584, num_layers=28, num_heads=28, num_kv_heads=4, head_dim=128,
+            intermediate_size=18944, moe_intermediate_size=2560, num_experts=64, num_experts_per_tok=8,
+            vocab_size=151936, context_length=131072, rope_theta=1e6, rms_norm_eps=1e-6, norm_topk_prob=False,
+            attention_bias=True, shared_intermediate_size=20480,
+        ),
+        "qwen2",
+    ),
+    "deepseek-v2-lite": Shape(
+        ModelDims(
+            architecture="deepseek2", hidden_size=2048, num_layers=27, num_heads=16, num_kv_heads=1, head_dim=576,
+            intermediate_size=10944, moe_intermediate_size=1408, num_experts=64, num_experts_per_tok=6,
+            vocab_size=102400, context_length=163840, rope_theta=1e4, rms_norm_eps=1e-6, norm_topk_prob=False,
+            rope_scaling=_deepseek_yarn(0.707), shared_experts=2, leading_dense=1, router_scale=1.0, gating=SOFTMAX,
+            latent=_latent(0),
+        ),
+        "deepseek-llm",
+    ),
+    "deepseek-v3": Shape(
+        ModelDims(
+            architecture="deepseek2", hidden_size=7168, num_layers=61, num_heads=128, num_kv_heads=1, head_dim=576,
+            intermediate_size=18432, moe_intermediate_size=2048, num_experts=256, num_experts_per_tok=8,
+            vocab_size=129280, context_length=163840, rope_theta=1e4, rms_norm_eps=1e-6, norm_topk_prob=True,
+            rope_scaling=_deepseek_yarn(1.0), shared_experts=1, leading_dense=3, router_scale=2.5, gating=SIGMOID,
+            num_groups=8, num_groups_used=4, latent=_latent(1536),
+        ),
+        "deepseek-v3",
+    ),
+    "moonlight-16b-a3b": Shape(
+        ModelDims(
+            architecture="deepseek2", hidden_size=2048, num_layers=27, num_heads=16, num_kv_heads=1, head_dim=576,
+            intermediate_size=11264, moe_intermediate_size=1408, num_experts=64, num_experts_per_tok=6,
+            vocab_size=163840, context_length=8192, rope_theta=5e4, rms_norm_eps=1e-5, norm_topk_prob=True,
+            shared_experts=2, leading_dense=1, router_scale=2.446, gating=SIGMOID, latent=_latent(0),
+        ),
+        "gpt-4o",
+    ),
+    "glm-4.5-air": Shape(
+        ModelDims(
+            architecture="glm4moe", hidden_size=4096, num_layers=46, num_heads=96, num_kv_heads=8, head_dim=128,
+            intermediate_size=10944, moe_intermediate_size=1408, num_experts=128, num_experts_per_tok=8,
+            vocab_size=151552, context_length=131072, rope_theta=1e6, rms_norm_eps=1e-5, norm_topk_prob=True,
+            attention_bias=True, n_rot=64, shared_experts=1, leading_dense=1, router_scale=1.0, gating=SIGMOID,
+        ),
+        "glm4",
+    ),
+    "granite-3.1-3b-a800m": Shape(
+        ModelDims(
+            architecture="granitemoe", hidden_size=1536, num_layers=32, num_heads=24, num_kv_heads=8, head_dim=64,
+            intermediate_size=512, moe_intermediate_size=512, num_experts=40, num_experts_per_tok=8,
+            vocab_size=49155, context_length=131072, rope_theta=1e7, rms_norm_eps=1e-6,
+            factors=ConstantFactors(attention=0.015625, embedding=12.0, residual=0.22, logits=6.0),
+        ),
+        "refact",
+        tied=True,
+    ),
+}  # fmt: skip

@@ -37,7 +37,8 @@ def command(
 ) -> None:
     """Write a model of SHAPE with random weights.
 
-    SHAPE is olmoe-1b-7b, qwen3-30b-a3b or mixtral-8x7b. The last line of stdout is the path to open.
+    SHAPE is one of olmoe-1b-7b, qwen3-30b-a3b, mixtral-8x7b, qwen1.5-moe-a2.7b, qwen2-57b-a14b, deepseek-v2-lite,
+    deepseek-v3, moonlight-16b-a3b, glm-4.5-air and granite-3.1-3b-a800m. The last line of stdout is the path to open.
     """
     from convert.synth import synthesize
     from pearl_cli.terminal import Progress, Terminal

@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from gguf.quants import dequantize
 
+from convert.model_metadata import SIGMOID, ConstantFactors, LatentDims, ModelDims
 from convert.random_blocks import SUPPORTED, random_rows
 from convert.synth import synthesize
 from convert.synth_shapes import SHAPES, Shape
 from kernels.quant_types import QuantType, row_bytes
+from kernels.reference.backend import ReferenceBackend
 from models.config import ModelConfig
-from models.errors import UsageError
+from models.errors import UnsupportedQuantType, UsageError
 from models.expert_store import ExpertStore
 from models.gguf import GGUFModel
+from models.loader import load_model
+from models.registry import ARCHITECTURES
+from models.resident import ResidentExperts
 from models.tokenizer import Tokenizer
+from pearl_cli.commands.synth import command
 
-TINY = Shape("olmoe", 256, 2, 4, 4, 64, 256, 6, 2, 600, 128, 1e4, 1e-5, "full", "olmo")
-TINY_LLAMA = Shape("llama", 256, 2, 4, 2, 64, 512, 4, 2, 700, 128, 1e6, 1e-5, "none", "spm")
-TINY_QWEN = Shape("qwen3moe", 256, 2, 4, 2, 64, 256, 5, 2, 5000, 128, 1e6, 1e-6, "head", "qwen2")
+SIZES: dict[str, Any] = {
+    "hidden_size": 256, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "intermediate_size": 256,
+    "moe_intermediate_size": 256, "num_experts": 6, "num_experts_per_tok": 2, "vocab_size": 600,
+    "context_length": 128, "rope_theta": 1e4, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+LATENT = LatentDims(q_lora_rank=64, kv_lora_rank=64, nope_dim=32, rope_dim=32, value_dim=64)
+
+
+def tiny(architecture: str, pre_tokenizer: str = "qwen2", tied: bool = False, **changes: Any) -> Shape:
+    return Shape(ModelDims(architecture=architecture, **{**SIZES, **changes}), pre_tokenizer, tied)
+
+
+TINY = tiny("olmoe", "olmo", num_kv_heads=4, qk_norm="full")
+TINY_SHAPES = [
+    TINY,
+    tiny("llama", "spm", moe_intermediate_size=512, num_experts=4, vocab_size=700, intermediate_size=512),
+    tiny("qwen3moe", qk_norm="head", num_experts=5, vocab_size=5000),
+    tiny("qwen2moe", attention_bias=True, shared_intermediate_size=512),
+    tiny("deepseek2", latent=LATENT, shared_experts=1, leading_dense=1, gating=SIGMOID, num_kv_heads=1, head_dim=96),
+    tiny("glm4moe", attention_bias=True, n_rot=32, shared_experts=1, leading_dense=1, gating=SIGMOID),
+    tiny("granitemoe", "refact", tied=True, factors=ConstantFactors(0.1, 6.0, 0.4, 3.0)),
+]
+by_architecture = pytest.mark.parametrize("shape", TINY_SHAPES, ids=lambda s: s.dims.architecture)
 
 
 @pytest.mark.parametrize("quant_type", SUPPORTED, ids=lambda t: t.name)
@@ -34,15 +61,15 @@ def test_random_blocks_have_the_spread_asked_for(quant_type: QuantType) -> None:
     assert raw.tobytes() != random_rows("v", 0, 200, 512, quant_type, 0.05, 7).tobytes()
 
 
-@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA, TINY_QWEN], ids=lambda s: s.architecture)
+@by_architecture
 def test_both_layouts_hold_the_same_weights(shape: Shape, tmp_path: Path) -> None:
     pearl = synthesize(shape, tmp_path / "pearl", "q4_k")
     stock = synthesize(shape, tmp_path / "stock", "q4_k", layout="stacked")
     with GGUFModel.open(pearl) as a, GGUFModel.open(stock) as b:
         config = ModelConfig.from_gguf(a)
         one, other = ExpertStore(a, config), ExpertStore(b, config)
-        for layer in range(shape.num_layers):
-            for expert in range(shape.num_experts):
+        for layer in config.moe_layers:
+            for expert in range(config.router.num_experts):
                 for linear in range(3):
                     chunk = one.chunk(layer, expert, linear)
                     left, right = np.empty(chunk.n_bytes, np.uint8), np.empty(chunk.n_bytes, np.uint8)
@@ -51,23 +78,46 @@ def test_both_layouts_hold_the_same_weights(shape: Shape, tmp_path: Path) -> Non
                     assert left.tobytes() == right.tobytes()
         dense = [name for name in a.tensors if name in b.tensors]
         assert all(a.read(name).tobytes() == b.read(name).tobytes() for name in dense)
-        assert a.tensors["output.weight"].quant_type == QuantType.Q6_K
-        assert a.tensors["blk.0.ffn_gate_inp.weight"].quant_type == QuantType.F32
+        assert a.tensors["token_embd.weight" if shape.tied else "output.weight"].quant_type == QuantType.Q6_K
+        assert a.tensors["blk.1.ffn_gate_inp.weight"].quant_type == QuantType.F32
 
 
-@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA, TINY_QWEN], ids=lambda s: s.architecture)
+@by_architecture
+def test_the_architecture_loads_what_synth_makes(shape: Shape, tmp_path: Path) -> None:
+    backend = ReferenceBackend()
+    with GGUFModel.open(synthesize(shape, tmp_path, "q4_k")) as file:
+        model = load_model(file, backend)
+        experts = ResidentExperts(model, ExpertStore(file, model.config), backend)
+        logits = model.forward(np.arange(3), model.new_cache(4, "f32", "f32"), experts, "prefill", "all")
+    assert logits.shape == (3, shape.dims.vocab_size)
+    assert np.isfinite(logits).all()
+    assert float(logits.std()) > 0
+
+
+@by_architecture
 def test_the_vocabulary_works(shape: Shape, tmp_path: Path) -> None:
     with GGUFModel.open(synthesize(shape, tmp_path, "q8_0")) as model:
         tokenizer = Tokenizer.from_metadata(model.metadata)
-        assert tokenizer.vocab_size == shape.vocab_size
+        assert tokenizer.vocab_size == shape.dims.vocab_size
         text = "Hello w\u00f6rld 42!\n"
         assert tokenizer.decode(tokenizer.encode(text, add_bos=False)).lstrip(" ") == text
-        assert len(set(model.metadata["tokenizer.ggml.tokens"])) == shape.vocab_size
+        assert len(set(model.metadata["tokenizer.ggml.tokens"])) == shape.dims.vocab_size
 
 
 def test_layers_and_shapes(tmp_path: Path) -> None:
     with GGUFModel.open(synthesize(TINY, tmp_path, "q8_0", num_layers=1)) as model:
         assert model.metadata["olmoe.block_count"] == 1
-    with pytest.raises(UsageError, match="at least one layer"):
+    with pytest.raises(UsageError, match="at least 1"):
         synthesize(TINY, tmp_path, "q8_0", num_layers=0)
-    assert {shape.architecture for shape in SHAPES.values()} == {"olmoe", "qwen3moe", "llama"}
+    with pytest.raises(UsageError, match="at least 2"):
+        synthesize("deepseek-v2-lite", tmp_path, "q8_0", num_layers=1)
+
+
+def test_every_architecture_has_a_shape_and_the_help_names_all() -> None:
+    assert {shape.dims.architecture for shape in SHAPES.values()} == set(ARCHITECTURES)
+    assert all(name in (command.help or "") for name in SHAPES)
+
+
+def test_types_without_random_blocks_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedQuantType, match=r"Q3_K.*Q4_K"):
+        synthesize(TINY, tmp_path, "q3_k")

@@ -1,4 +1,4 @@
-"""How long the compiled kernels take in all, for the figure "time outside kernels". Off by default, and then free.
+"""How long the compiled kernels take, in all and call by call. Off by default, and then free.
 
 While on, the entry points below are replaced in their modules by ones that add up wall time around each call. Only
 Python code calls them; compiled code holds its own references, so nothing is recompiled.
@@ -27,11 +27,16 @@ ENTRY_POINTS: dict[str, tuple[str, ...]] = {
 }
 
 
+Observer = Callable[[str, float, float], None]
+"""(kernel, begin, end) in seconds of time.perf_counter."""
+
+
 class KernelClock:
-    """`seconds`: wall time inside kernels since `start`."""
+    """`seconds`: wall time inside kernels since `start`. `observer`, where set, is told of each call."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.observer: Observer | None = None
         self._originals: list[tuple[Any, str, Any]] = []
 
     def start(self) -> None:
@@ -43,7 +48,7 @@ class KernelClock:
             for function in functions:
                 kernel = getattr(module, function)
                 self._originals.append((module, function, kernel))
-                setattr(module, function, self._timed(kernel))
+                setattr(module, function, self._timed(f"{name}.{function.strip('_')}", kernel))
 
     def stop(self) -> None:
         """Put the plain kernels back; `seconds` stays."""
@@ -51,11 +56,14 @@ class KernelClock:
             setattr(module, function, kernel)
         self._originals.clear()
 
-    def _timed(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             begin = time.perf_counter()
             result = kernel(*arguments)
-            self.seconds += time.perf_counter() - begin
+            end = time.perf_counter()
+            self.seconds += end - begin
+            if self.observer is not None:
+                self.observer(name, begin, end)
             return result
 
         return call

@@ -25,6 +25,7 @@ from pearl_cli.sampling_options import SamplingFlags, sampling_options
 @click.option("--ignore-eos", is_flag=True, help="Never end before -n tokens.")
 @click.option("-r", "--reverse-prompt", multiple=True, metavar="TEXT", help="Stop at this text; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of streaming text.")
+@click.option("--timeline", type=click.Path(path_type=Path), help="Write a Chrome trace of the run to this file.")
 @sampling_options
 def command(
     options: RunOptions,
@@ -36,11 +37,15 @@ def command(
     ignore_eos: bool,
     reverse_prompt: tuple[str, ...],
     as_json: bool,
+    timeline: Path | None,
 ) -> int:
+    from contextlib import nullcontext
+
     from pearl_cli.completion import complete
     from pearl_cli.session import open_session
     from pearl_cli.terminal import Terminal
     from pearl_cli.text_file import read_text
+    from pearl_cli.timeline import Timeline, recording
 
     if (prompt is None) == (file is None):
         raise UsageError("give the text to continue: either -p TEXT or -f FILE")
@@ -49,9 +54,13 @@ def command(
     with open_session(options, terminal) as session:
         show = None if as_json else terminal.reply
         params = sampling.for_model(session.opened.gguf.metadata)
-        done = complete(session, text, params, predict, special, ignore_eos, reverse_prompt, show)
+        trace = Timeline()
+        with recording(trace, session.opened) if timeline is not None else nullcontext():
+            done = complete(session, text, params, predict, special, ignore_eos, reverse_prompt, show)
         if as_json:
             click.echo(json.dumps(done.record(), ensure_ascii=False))
         else:
             terminal.newline()
+        if timeline is not None:
+            terminal.note(f"{timeline}: {trace.write(timeline)} events, {trace.dropped} left out")
         return 130 if done.finish_reason == "cancelled" else 0

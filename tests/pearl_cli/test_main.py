@@ -113,3 +113,14 @@ def test_broken_pipe_is_quiet():
     command = f"{sys.executable} -m pearl_cli --help | head -1"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+def test_running_a_model_imports_no_torch(tiny_path):
+    code = (
+        "import sys; from pearl_cli.__main__ import main; code = main(sys.argv[1:]); "
+        "heavy = {'torch', 'transformers', 'triton'} & set(sys.modules); "
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    args = ["complete", "-m", str(tiny_path), "-p", "abc", "-n", "2"]
+    done = subprocess.run([sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

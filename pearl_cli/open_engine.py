@@ -148,8 +148,6 @@ def _open(
     cache = loaded.new_cache(plan.needs.context, options.cache_type_k, options.cache_type_v)
     evict, seed = forecasting.evict, max(options.seed, 0)
     next_use = forecasting.next_use(config)
-    if options.route_trace is not None and not settings.exact:
-        raise UsageError(f"--route-trace forces the routing, so --routing {settings.name} has nothing to choose")
     recorded = RecordedRouting(read_trace(options.route_trace), config) if options.route_trace is not None else None
     future = recorded.future if recorded is not None else None
     predictor = forecasting.predictor(config, loaded.routers, backend, next_use, future, seed)
@@ -164,7 +162,8 @@ def _open(
         shape = (config.hidden_size, config.moe_intermediate_size)
         controller = build_controller(
             places, plan.slots, shape, loaded.routers, backend, policy, routing, reader.read,
-            options.io_threads or DEFAULT_IO_THREADS, allocate, predictor, depth, notify, next_use, CopyPieces.without(options.switched_off),
+            options.io_threads or DEFAULT_IO_THREADS, allocate, predictor, depth, notify, next_use,
+            CopyPieces.without(options.switched_off),
         )  # fmt: skip
     except BaseException:
         reader.close()

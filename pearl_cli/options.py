@@ -121,6 +121,7 @@ class RunOptions:
     cache_type_v: str = "f16"
     seed: int = -1  # -1 draws one
     no_profile: bool = False
+    switched_off: tuple[str, ...] = ()  # pieces of the copy engine, for measuring: see residency.ablations
     verbose: bool = False
 
 

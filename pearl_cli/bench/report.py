@@ -31,6 +31,16 @@ _COLUMNS: list[tuple[str, Any]] = [
     ("p50 / p99 ms", lambda r: _or_dash(r["itl_ms_p50"], lambda v: f"{v:.1f} / {r['itl_ms_p99']:.1f}")),
     ("peak RSS", lambda r: f"{r['peak_rss_bytes'] / 2**30:.2f} GiB"),
 ]
+_ABLATION_COLUMNS: list[tuple[str, Any]] = [
+    ("variant", lambda r: r["ablation"]),
+    ("start", lambda r: r["state"]),
+    ("evict", lambda r: r["evict"]),
+    ("predictor", lambda r: r["predictor"]),
+    *[column for column in _COLUMNS if column[0] in ("test", "t/s", "hit rate", "missed MiB/t")],
+    ("fetched MiB/t", lambda r: f"{r['prefetch_bytes_per_token'] / _MIB:.1f}"),
+    ("right", lambda r: _or_dash(r["prefetch_precision"], lambda v: f"{100 * v:.0f} %")),
+    *[column for column in _COLUMNS if column[0] in ("stall ms/t", "p50 / p99 ms")],
+]
 
 
 def _or_dash(value: Any, show: Any) -> str:
@@ -39,8 +49,9 @@ def _or_dash(value: Any, show: Any) -> str:
 
 def markdown(records: list[Record]) -> str:
     """The table of `records`, columns padded for reading in a terminal."""
-    rows = [[heading for heading, _ in _COLUMNS]] + [[show(record) for _, show in _COLUMNS] for record in records]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    columns = _ABLATION_COLUMNS if records and "ablation" in records[0] else _COLUMNS
+    rows = [[heading for heading, _ in columns]] + [[show(record) for _, show in columns] for record in records]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
     ]

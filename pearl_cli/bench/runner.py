@@ -70,7 +70,7 @@ def _run_decode(opened: OpenedEngine, test: Test, workload: Workload) -> Sample:
     start = time.perf_counter_ns()
     logits = engine.prefill(workload.prompt(max(test.n_depth, 1)))
     ttft_ns = time.perf_counter_ns() - start
-    forced = workload.continuation(test.n_gen + 1)
+    forced = workload.continuation(test.n_gen + 1, after=max(test.n_depth, 1))
     sample = Sample(0, ttft_ns)
     counters = _Counters(opened)
     for index in range(test.n_gen + 1):

@@ -14,16 +14,21 @@ from models.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`text_ids` is the real prompt, or None for random tokens drawn from `seed`."""
+    """`text_ids` is the real prompt, or None for random tokens drawn from `seed`; force_text: the text goes on being
+    fed while decoding.
+    """
 
     vocab_size: int
     seed: int
     text_ids: list[int] | None = None
+    force_text: bool = False
 
     @property
     def teacher_forced(self) -> bool:
-        """Random tokens are fed whatever the model says; after a real text the model's own greedy choice is fed."""
-        return self.text_ids is None
+        """Random tokens are fed whatever the model says; after a real text the model's own greedy choice is fed, unless
+        the text is forced.
+        """
+        return self.text_ids is None or self.force_text
 
     def prompt(self, n_tokens: int) -> list[int]:
         """`n_tokens` to begin with. Raises UsageError where the text is too short."""
@@ -33,8 +38,10 @@ class Workload:
             raise UsageError(f"--prompt-file holds {len(self.text_ids)} tokens; -p or -d asks for {n_tokens}")
         return self.text_ids[:n_tokens]
 
-    def continuation(self, n_tokens: int) -> list[int]:
-        """Tokens to feed while decoding, where they are forced."""
+    def continuation(self, n_tokens: int, after: int = 0) -> list[int]:
+        """Tokens to feed while decoding, where they are forced; `after` so many of the text. Raises UsageError."""
+        if self.text_ids is not None and self.force_text:
+            return self.prompt(after + n_tokens)[after:]
         return self._random(n_tokens, stream=1)
 
     def _random(self, n_tokens: int, stream: int) -> list[int]:

@@ -38,6 +38,12 @@ class IntList(click.ParamType[list[int]]):
 )
 @click.option("-o", "--output", type=click.Choice(FORMATS), default="md", show_default=True, help="Format on stdout.")
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="A real text; what follows is the model's own.")
+@click.option("--force-text", is_flag=True, help="Feed the text of --prompt-file while decoding, too.")
+@click.option(
+    "--ablate",
+    metavar="LIST",
+    help="Switch pieces off, runs in turn: evict, predictor, routing, reorder, preempt, chunk; or e.g. evict=lfu.",
+)
 @click.option("--route-trace", type=click.Path(path_type=Path), help="Force recorded routing of such a model.")
 @click.option("--vs", metavar="llama-bench=PATH", help="Run llama.cpp's bench in turn with pearl and print the ratio.")
 @click.option("--vs-model", type=click.Path(path_type=Path), help="The stock GGUF for --vs when -m is a pearl set.")
@@ -49,9 +55,13 @@ def command(
     repetitions: int,
     output: str,
     prompt_file: Path | None,
+    force_text: bool,
+    ablate: str | None,
     vs: str | None,
     vs_model: Path | None,
 ) -> None:
+    from pearl_cli.bench.ablate import ablate as run_ablations
+    from pearl_cli.bench.ablate import variants
     from pearl_cli.bench.measure import measure
     from pearl_cli.bench.peer import LlamaBench
     from pearl_cli.bench.report import format_records
@@ -70,10 +80,14 @@ def command(
         opened = session.opened
         peer = LlamaBench.from_flag(vs, vs_model or opened.gguf.paths[0], opened.threads) if vs else None
         text_ids = session.tokenizer.encode(text) if text is not None else None
-        workload = Workload(opened.config.vocab_size, seed, text_ids)
+        workload = Workload(opened.config.vocab_size, seed, text_ids, force_text)
         if text is None:
             terminal.note(f"random tokens, seed {seed}")
         records = []
-        for test in tests:
+        for test in tests if ablate is None else []:
             records += measure(opened, test, workload, repetitions, peer, terminal)
+    if ablate is not None:
+        chosen = variants(options, ablate)
+        for test in tests:
+            records += run_ablations(chosen, test, workload, repetitions, terminal)
     click.echo(format_records(records, output))

@@ -32,7 +32,7 @@ _PLOT_PERCENTS = (5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 100)
               help="pool: bytes, the prompt as one event a layer (the published curves). engine: whole slots a layer, "
               "token by token, as pearl runs.  [default: pool; engine where forecasts are used]")  # fmt: skip
 @click.option("--predictor", default="none", show_default=True, metavar="NAME|FILE",
-              help="none, ema, oracle:RECALL[:PRECISION]; with --hidden also token-table or a trained file.")  # fmt: skip
+              help="none, ema, oracle:RECALL[:PRECISION]; with --hidden token-table or a trained file.")  # fmt: skip
 @click.option("--hidden", type=click.Path(path_type=Path), help="Router inputs recorded with the trace.")
 @click.option("--stride", type=click.IntRange(1, 8), default=1, show_default=True, help="Layers ahead to forecast.")
 @click.option("--bandwidth", type=SizeParam(), metavar="SIZE", default="1GiB", show_default=True,

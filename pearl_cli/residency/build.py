@@ -11,6 +11,7 @@ import numpy as np
 from kernels.backend import Backend
 from models.expert_provider import RouterWeights
 from pearl_cli.predict.base import NextUse, Predictor
+from pearl_cli.residency.ablations import UNCHUNKED_BYTES, CopyPieces
 from pearl_cli.residency.arena import SlotArena, map_region
 from pearl_cli.residency.cache_model import LayerCache
 from pearl_cli.residency.controller import ResidencyController
@@ -19,7 +20,7 @@ from pearl_cli.residency.layer_state import LayerState
 from pearl_cli.residency.placement import ChunkLike, Place, place_expert
 from pearl_cli.residency.prefetch import Prefetcher
 from pearl_cli.residency.slot_plan import SlotPlan
-from pearl_cli.residency.transfer import ReadFunction, TransferQueue
+from pearl_cli.residency.transfer import MERGE_BYTES, ReadFunction, TransferQueue
 from pearl_cli.routing.base import RoutingPolicy
 
 
@@ -83,6 +84,7 @@ def build_controller(
     prefetch_depth: int = 0,
     notify: Callable[[str], None] | None = None,
     next_use: NextUse | None = None,
+    pieces: CopyPieces | None = None,
 ) -> ResidencyController:
     """shape: (hidden_size, intermediate_size) of the experts; prefetch_depth: forecast experts a later layer at most;
     next_use: what `pearl` eviction goes by.
@@ -96,10 +98,13 @@ def build_controller(
             continue
         cache = LayerCache(layer, len(triples), plan.capacities[layer], policy)
         layers.append(LayerState(layer, triples, plan.class_of_layer[layer], cache, shape))
-    queue = TransferQueue(read, io_threads)
+    pieces = pieces or CopyPieces()
+    queue = TransferQueue(read, io_threads, MERGE_BYTES if pieces.chunk else UNCHUNKED_BYTES, pieces.preempt)
     prefetcher = None
     if predictor is not None:
         prefetcher = Prefetcher(predictor, layers, arena, queue, prefetch_depth, notify=notify)
-    controller = ResidencyController(layers, routers, backend, arena, queue, routing, prefetcher, next_use)
+    controller = ResidencyController(
+        layers, routers, backend, arena, queue, routing, prefetcher, next_use, pieces.reorder
+    )
     controller.route_by(routing)
     return controller

@@ -48,6 +48,7 @@ class ResidencyController:
         routing: RoutingPolicy,
         prefetcher: Prefetcher | None = None,
         next_use: NextUse | None = None,
+        reorder: bool = True,
     ) -> None:
         self.layers = layers
         self.queue = queue
@@ -61,6 +62,7 @@ class ResidencyController:
         self._routing = routing
         self._prefetcher = prefetcher
         self._next_use = next_use
+        self._reorder = reorder
         self._expected: dict[int, np.ndarray] = {}  # of the newest event of each layer
         self._phase = "decode"
         self._broken = False
@@ -250,10 +252,11 @@ class ResidencyController:
         none.
         """
         while True:
-            if call.ready:
+            hold = not self._reorder and not call.todo and any(expert in state.loads for expert in call.group_of)
+            if call.ready and not hold:
                 which = call.take_ready(_PREFILL_BATCH if call.todo else len(call.ready))
                 return which, which
-            if call.gate_up_ready or call.down_ready:
+            if (call.gate_up_ready or call.down_ready) and not hold:
                 gate_up, down = np.array(call.gate_up_ready, np.int32), np.array(call.down_ready, np.int32)
                 call.gate_up_ready, call.down_ready = [], []
                 return gate_up, down

@@ -73,7 +73,10 @@ class Arrival:
 class TransferQueue:
     """Owns its reader threads; `close` ends them. All methods but `close` are called from one thread."""
 
-    def __init__(self, read: ReadFunction, n_threads: int = 1, merge_bytes: int = MERGE_BYTES) -> None:
+    def __init__(
+        self, read: ReadFunction, n_threads: int = 1, merge_bytes: int = MERGE_BYTES, preempt: bool = True
+    ) -> None:
+        """preempt False: first come, first read, for measuring what overtaking is worth."""
         if n_threads < 1:
             raise ValueError(f"at least one reader thread is needed, got {n_threads}")
         self.stats = TransferStats()
@@ -83,7 +86,7 @@ class TransferQueue:
         self._work = threading.Condition(self._lock)
         self._landed = threading.Condition(self._lock)
         self._high: deque[Load] = deque()
-        self._low: deque[Load] = deque()
+        self._low: deque[Load] = deque() if preempt else self._high
         self._arrivals: list[Arrival] = []
         self._in_flight = 0
         self._idle_readers = 0

@@ -1,0 +1,72 @@
+"""Routing flags: defaults, and what does not apply is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from models.errors import UsageError
+from pearl_cli.evaluate.compare_flags import parse_compared
+from pearl_cli.options import ROUTINGS, RunOptions, Size
+from pearl_cli.routing.settings import CACHE_AWARE, routing_settings
+
+PLAIN = RunOptions(model=Path("m.gguf"))
+
+
+def test_names_on_the_command_line_are_the_policies() -> None:
+    assert ("exact", *CACHE_AWARE) == ROUTINGS
+
+
+def test_defaults() -> None:
+    assert routing_settings(PLAIN).exact
+    psr = routing_settings(replace(PLAIN, routing="psr", residency=Size(percent=25)))
+    assert (psr.lambda_, psr.top_j, psr.inserts, psr.residency) == (0.1, 1, 1, 0.25)
+    assert psr.deterministic
+    assert routing_settings(replace(PLAIN, routing="cache-prior")).inserts == 0
+
+
+def test_automatic_values_stay_open() -> None:
+    settings = routing_settings(replace(PLAIN, routing="psr", lambda_="auto:0.3%", inserts="auto"))
+    assert (settings.lambda_, settings.lambda_price, settings.inserts) == (None, pytest.approx(0.003), None)
+    assert "auto:0.3%" in settings.label()
+
+
+def test_the_physical_control_is_marked() -> None:
+    settings = routing_settings(replace(PLAIN, routing="cache-prior-physical"))
+    assert not settings.deterministic
+    assert "not deterministic" in settings.label()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lambda_": "0.1"}, "--lambda is for cache-aware routing"),
+        ({"top_j": 2}, "--top-j"),
+        ({"inserts": 0}, "--inserts"),
+        ({"residency": Size(percent=25)}, "--residency"),
+        ({"routing": "psr", "evict": "static"}, "usage|profile"),
+        ({"routing": "psr", "route_trace": Path("t.csv")}, "--route-trace"),
+        ({"routing": "cache-prior", "inserts": 1}, "inserts nothing"),
+        ({"routing": "cache-prior-physical", "residency": Size(percent=25)}, "--residency"),
+    ],
+)
+def test_flags_that_do_not_apply_are_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        routing_settings(replace(PLAIN, **changes))
+
+
+def test_a_compared_setting_inherits_cache_and_eviction_only() -> None:
+    options = replace(PLAIN, routing="psr", lambda_="0.3", residency=Size(percent=25), evict="lru")
+    other = parse_compared("--routing cache-prior --top-j 2", options)
+    assert (other.name, other.lambda_, other.top_j) == ("cache-prior", 0.1, 2)
+    assert (other.residency, other.evict) == (0.25, "lru")
+    assert parse_compared("--evict lfu --residency 50%", options).residency == 0.5
+    assert parse_compared("", options).exact
+
+
+@pytest.mark.parametrize("text", ["--routing nonsense", "--lambda x --routing psr", "--frequency 3", "'"])
+def test_a_compared_setting_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--compare"):
+        parse_compared(text, PLAIN)

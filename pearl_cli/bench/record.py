@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
@@ -85,4 +86,4 @@ def _stddev(values: list[Any]) -> float:
 
 def _percentile(ordered: list[float], percent: float) -> float:
     """Nearest-rank percentile of an ascending list."""
-    return ordered[min(len(ordered) - 1, max(0, round(percent / 100 * len(ordered) + 0.5) - 1))]
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]

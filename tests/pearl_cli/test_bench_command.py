@@ -1,0 +1,101 @@
+"""`pearl bench`: the fields scripts rely on, cold and warm records, equal ids at every budget, the peer's turns."""
+
+import csv
+import io
+import json
+import stat
+
+import pytest
+
+from pearl_cli.__main__ import main
+from pearl_cli.bench.record import _percentile
+from pearl_cli.bench.workload import Workload
+
+CONTRACT = {
+    "model_filename", "model_type", "model_size", "n_threads", "n_prompt", "n_gen", "avg_ns", "stddev_ns", "avg_ts",
+    "stddev_ts", "samples_ns", "samples_ts", "backend", "evict", "predictor", "routing", "budget_bytes",
+    "expert_bytes_total", "hit_rate", "miss_bytes_per_token", "prefetch_bytes_per_token", "prefetch_precision",
+    "stall_ms_per_token", "ttft_ms", "itl_ms_p50", "itl_ms_p99", "peak_rss_bytes", "kernel_gb_s", "read_gb_s",
+}  # fmt: skip
+
+
+def bench(capsys, path, *args):
+    assert main(["bench", "-m", str(path), "-r", "2", "-o", "json", *args]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_contract_fields_and_counts(tiny_path, capsys):
+    records = bench(capsys, tiny_path, "-p", "16", "-n", "8")
+    assert [record["test"] for record in records] == ["pp16", "tg8"]
+    for record in records:
+        assert set(record) >= CONTRACT
+        assert len(record["samples_ns"]) == 2
+        assert record["peak_rss_bytes"] > 0
+    assert len(records[1]["ids"]) == 8
+    assert records[0]["itl_ms_p50"] is None
+    assert records[1]["itl_ms_p50"] <= records[1]["itl_ms_p99"]
+
+
+def test_a_budget_gives_a_cold_and_a_warm_record_with_the_same_ids(tiny_path, capsys):
+    whole = bench(capsys, tiny_path, "-p", "0", "-n", "12")
+    streamed = bench(capsys, tiny_path, "-p", "0", "-n", "12", "--budget", "40%")
+    assert [record["state"] for record in whole + streamed] == ["resident", "cold", "warm"]
+    assert all(record["ids"] == whole[0]["ids"] for record in streamed)
+    assert whole[0]["hit_rate"] == 1.0
+    cold, warm = streamed
+    assert 0 < cold["hit_rate"] < 1
+    assert cold["miss_bytes_per_token"] > 0
+    assert warm["budget_bytes"] < whole[0]["budget_bytes"]
+
+
+def test_other_formats(tiny_path, capsys):
+    args = ["bench", "-m", str(tiny_path), "-p", "4,8", "-n", "0", "-r", "1"]
+    assert main([*args, "-o", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["test"] for row in rows] == ["pp4", "pp8"]
+    assert main([*args, "-o", "jsonl"]) == 0
+    assert [json.loads(line)["n_prompt"] for line in capsys.readouterr().out.splitlines()] == [4, 8]
+    assert main(args) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_a_real_text_is_continued_by_the_model_itself(tiny_path, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat and said nothing at all")
+    (record,) = bench(capsys, tiny_path, "-p", "0", "-n", "6", "-d", "10", "--prompt-file", str(text))
+    assert record["test"] == "tg6 @ d10"
+    assert main(["bench", "-m", str(tiny_path), "-p", "100", "-n", "0", "--prompt-file", str(text)]) == 2
+    assert "--prompt-file" in capsys.readouterr().err
+
+
+def test_a_test_longer_than_the_context_is_refused(tiny_path, capsys):
+    assert main(["bench", "-m", str(tiny_path), "-p", "0", "-n", "5000"]) == 2
+    assert "raise -c" in capsys.readouterr().err
+
+
+def test_the_peer_runs_in_turn(tiny_path, tmp_path, capsys):
+    program, log = tmp_path / "llama-bench", tmp_path / "calls"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {log}\necho \'[{{"avg_ts": 2.0}}]\'\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    (record,) = bench(capsys, tiny_path, "-p", "0", "-n", "4", "--vs", f"llama-bench={program}")
+    assert record["peer_samples_ts"] == [2.0, 2.0]
+    assert record["ratio_to_peer"] == pytest.approx(record["median_ts"] / 2)
+    assert log.read_text().count(f"-m {tiny_path} ") == 2
+
+
+@pytest.mark.parametrize("flag", ["other=x", "llama-bench", "llama-bench=/no/such/program"])
+def test_a_peer_that_is_none(tiny_path, capsys, flag):
+    assert main(["bench", "-m", str(tiny_path), "--vs", flag]) == 2
+    assert "--vs" in capsys.readouterr().err
+
+
+def test_random_tokens_are_seeded_and_never_one_repeated():
+    load = Workload(vocab_size=1000, seed=3)
+    assert load.prompt(50) == Workload(1000, 3).prompt(50) != Workload(1000, 4).prompt(50)
+    assert len(set(load.continuation(50))) > 30
+
+
+def test_percentiles_are_of_the_samples():
+    assert [_percentile([1.0, 2.0, 3.0, 4.0], p) for p in (1, 50, 75, 99, 100)] == [1.0, 2.0, 3.0, 4.0, 4.0]

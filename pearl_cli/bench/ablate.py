@@ -39,6 +39,8 @@ def variants(options: RunOptions, names: str) -> dict[str, RunOptions]:
             changes: dict[str, Any] = {flag: value}
             if flag == "predictor" and value == "none" and options.evict == "pearl":
                 changes["evict"] = "auto"
+            if flag == "routing" and value == "exact":
+                changes |= {"lambda_": None, "top_j": None, "inserts": None, "residency": None}
             result[f"{flag}={value}"] = dataclasses.replace(options, **changes)
         else:
             raise UsageError(f"--ablate {name}: pieces are {', '.join(PIECES)}; or FLAG=VALUE of the first three")

@@ -65,8 +65,24 @@ def _model_fields(opened: OpenedEngine) -> dict[str, Any]:
         "evict": opened.evict,
         "predictor": opened.predictor,
         "routing": opened.policy.name,
+        **_steering(opened),
         "budget_bytes": opened.expert_bytes_total if opened.plan.all_resident else opened.plan.slots.n_bytes,
         "expert_bytes_total": opened.expert_bytes_total,
+    }
+
+
+def _steering(opened: OpenedEngine) -> dict[str, Any]:
+    """How cache-aware routing was set; nothing for exact and recorded routing."""
+    settings = opened.routing
+    if settings.exact:
+        return {}
+    return {
+        "routing_label": settings.label(),
+        "lambda": settings.lambda_,
+        "top_j": settings.top_j,
+        "inserts": settings.inserts,
+        "residency": settings.residency,
+        "deterministic": settings.deterministic,
     }
 
 

@@ -31,16 +31,29 @@ _COLUMNS: list[tuple[str, Any]] = [
     ("p50 / p99 ms", lambda r: _or_dash(r["itl_ms_p50"], lambda v: f"{v:.1f} / {r['itl_ms_p99']:.1f}")),
     ("peak RSS", lambda r: f"{r['peak_rss_bytes'] / 2**30:.2f} GiB"),
 ]
+_FETCHED = ("fetched MiB/t", lambda r: f"{r['prefetch_bytes_per_token'] / _MIB:.1f}")
 _ABLATION_COLUMNS: list[tuple[str, Any]] = [
     ("variant", lambda r: r["ablation"]),
     ("start", lambda r: r["state"]),
     ("evict", lambda r: r["evict"]),
     ("predictor", lambda r: r["predictor"]),
     *[column for column in _COLUMNS if column[0] in ("test", "t/s", "hit rate", "missed MiB/t")],
-    ("fetched MiB/t", lambda r: f"{r['prefetch_bytes_per_token'] / _MIB:.1f}"),
+    _FETCHED,
     ("right", lambda r: _or_dash(r["prefetch_precision"], lambda v: f"{100 * v:.0f} %")),
     *[column for column in _COLUMNS if column[0] in ("stall ms/t", "p50 / p99 ms")],
 ]
+
+_STEERED_COLUMNS: list[tuple[str, Any]] = [
+    ("routing", lambda r: r.get("routing_label", r["routing"])),
+    _FETCHED,
+    ("price in perplexity", lambda r: _or_dash(r.get("perplexity_price"), _interval)),
+]
+
+
+def _interval(estimate: Any) -> str:
+    if estimate["low"] is None:
+        return f"{100 * estimate['value']:+.2f} %"
+    return f"{100 * estimate['value']:+.2f} % ({100 * estimate['low']:+.2f} to {100 * estimate['high']:+.2f})"
 
 
 def _or_dash(value: Any, show: Any) -> str:
@@ -50,6 +63,8 @@ def _or_dash(value: Any, show: Any) -> str:
 def markdown(records: list[Record]) -> str:
     """The table of `records`, columns padded for reading in a terminal."""
     columns = _ABLATION_COLUMNS if records and "ablation" in records[0] else _COLUMNS
+    if any("routing_label" in record for record in records):
+        columns = [*columns, *(column for column in _STEERED_COLUMNS if column not in columns)]
     rows = [[heading for heading, _ in columns]] + [[show(record) for _, show in columns] for record in records]
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     lines = [
@@ -73,6 +88,6 @@ def format_records(records: list[Record], style: str) -> str:
     writer.writeheader()
     for record in records:
         writer.writerow(
-            {name: json.dumps(value) if isinstance(value, list) else value for name, value in record.items()}
+            {name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in record.items()}
         )
     return out.getvalue().rstrip("\n")

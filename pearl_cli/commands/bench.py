@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from models.errors import UsageError
 from pearl_cli.bench.report import FORMATS
 from pearl_cli.options import RunOptions, run_options
 
@@ -45,6 +46,8 @@ class IntList(click.ParamType[list[int]]):
     help="Switch pieces off, runs in turn: evict, predictor, routing, reorder, preempt, chunk; or e.g. evict=lfu.",
 )
 @click.option("--route-trace", type=click.Path(path_type=Path), help="Force recorded routing of such a model.")
+@click.option("--price", type=click.Path(path_type=Path), metavar="TEXT",
+              help="Also print what --routing costs in perplexity of this text, with a paired interval.")  # fmt: skip
 @click.option("--vs", metavar="llama-bench=PATH", help="Run llama.cpp's bench in turn with pearl and print the ratio.")
 @click.option("--vs-model", type=click.Path(path_type=Path), help="The stock GGUF for --vs when -m is a pearl set.")
 def command(
@@ -57,6 +60,7 @@ def command(
     prompt_file: Path | None,
     force_text: bool,
     ablate: str | None,
+    price: Path | None,
     vs: str | None,
     vs_model: Path | None,
 ) -> None:
@@ -64,6 +68,7 @@ def command(
     from pearl_cli.bench.ablate import variants
     from pearl_cli.bench.measure import measure
     from pearl_cli.bench.peer import LlamaBench
+    from pearl_cli.bench.price import routing_price
     from pearl_cli.bench.report import format_records
     from pearl_cli.bench.runner import Test
     from pearl_cli.bench.workload import Workload
@@ -71,6 +76,8 @@ def command(
     from pearl_cli.terminal import Terminal
     from pearl_cli.text_file import read_text
 
+    if price is not None and ablate is not None:
+        raise UsageError("--price is of one setting, --ablate runs several: give one of them")
     terminal = Terminal()
     tests = [Test(n, 0, depth) for n in n_prompt if n for depth in n_depth]
     tests += [Test(0, n, depth) for n in n_gen if n for depth in n_depth]
@@ -86,6 +93,9 @@ def command(
         records = []
         for test in tests if ablate is None else []:
             records += measure(opened, test, workload, repetitions, peer, terminal)
+        if price is not None:
+            priced = routing_price(session, price)
+            records = [{**record, **priced} for record in records]
     if ablate is not None:
         chosen = variants(options, ablate)
         for test in tests:

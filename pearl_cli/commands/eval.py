@@ -49,7 +49,7 @@ def command(
 
     terminal = Terminal()
     settings = [routing_settings(options, simulated=True), *(parse_compared(flags, options) for flags in compare)]
-    request = EvalRequest(settings, score, chunks, logits, kld_base)
+    request = EvalRequest(settings, score, chunks, logits=logits, kld_base=kld_base)
     with open_for_eval(options, request, terminal) as session:
         ids = read_ids(file, session.tokenizer, session.opened.gguf.metadata)
         progress = Progress(terminal, "evaluating")

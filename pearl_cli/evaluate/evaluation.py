@@ -21,11 +21,14 @@ DEFAULT_CONTEXT = 512  # llama-perplexity's
 
 @dataclass(frozen=True, slots=True)
 class EvalRequest:
-    """settings[0] is what the others are priced against; windows: at most so many, None for all of the text."""
+    """settings[0] is what the others are priced against; windows: at most so many, None for all of the text;
+    length: of a window, None for the whole context.
+    """
 
     settings: Sequence[RoutingSettings]
     scored: str = "half"
     windows: int | None = None
+    length: int | None = None
     logits: Path | None = None
     kld_base: Path | None = None
 
@@ -46,7 +49,8 @@ def evaluate(
     for settings in request.settings:
         check_residency(opened, settings)
     bos_id = tokenizer.bos_id if tokenizer.add_bos else None
-    windows = cut_windows(ids, opened.engine.context, request.scored, bos_id)[: request.windows]
+    length = request.length or opened.engine.context
+    windows = cut_windows(ids, length, request.scored, bos_id)[: request.windows]
     shape = (sum(window.n_scored for window in windows), opened.config.vocab_size)
     base = read_logits(request.kld_base, shape) if request.kld_base is not None else None
     policies = [opened.routing_for(settings) for settings in request.settings]

@@ -11,7 +11,7 @@ import numpy as np
 
 from pearl_cli.predict.expected_next_use import expected_next_use
 from pearl_cli.predict.predictor_file import PredictorCard
-from pearl_cli.predict.reuse_history import NUM_FEATURES, ReuseHistory
+from pearl_cli.predict.reuse_history import ReuseHistory
 
 _SMALLEST_RATE = 1e-4
 
@@ -26,7 +26,6 @@ class HorizonForecaster:
         self.latest: dict[int, np.ndarray] = {}
         self._arrays = arrays
         self._history = {layer: ReuseHistory(card.num_experts, card.num_experts_per_tok) for layer in card.layers}
-        self._features = np.empty((NUM_FEATURES, card.num_experts), np.float32)
 
     def begin(self, token_ids: np.ndarray, start: int, phase: str) -> None:
         pass
@@ -50,13 +49,8 @@ class HorizonForecaster:
         logits = self._states(layer, x) @ self._arrays[blk + "w2"]
         logits += self._arrays[blk + "b2"]
         logits = logits.reshape(len(x), card.horizon, card.num_experts)
-        c, history = self._arrays[blk + "c"], self._history[layer]
-        frequency = np.empty((len(x), card.num_experts))
-        for token, ids in enumerate(topk_ids):
-            history.record(ids)
-            history.features(self._features)
-            logits[token] += c @ self._features
-            frequency[token] = history.frequency[-1]
+        features, frequency = self._history[layer].record_all(topk_ids)
+        logits += self._arrays[blk + "c"] @ features
         probabilities = sigmoid(logits)
         self.latest[layer] = probabilities[-1]
         return probabilities, frequency

@@ -39,10 +39,20 @@ class ReuseHistory:
     def age(self) -> np.ndarray:
         return self._clock - self._last_use
 
-    def features(self, out: np.ndarray) -> None:
-        """Write float32 [NUM_FEATURES, E]: log odds of each frequency, log of age and of gap."""
-        n = len(DECAYS)
-        frequency = self.frequency
-        np.log((frequency + 1e-3) / (1.001 - frequency), out=out[:n], casting="unsafe")
-        np.log1p(self.age, out=out[n], casting="unsafe")
-        np.log(self.gap, out=out[n + 1], casting="unsafe")
+    def record_all(self, topk_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Events topk_ids [T, K] in order. Returns what was known right after each: features float32 [T, NUM_FEATURES,
+        E] (log odds of each frequency, log of age and of gap) and the slowest frequency float64 [T, E].
+        """
+        n, shape = len(DECAYS), (len(topk_ids), NUM_FEATURES, self.gap.size)
+        raw = np.empty(shape)
+        for row, ids in zip(raw, topk_ids, strict=True):
+            self.record(ids)
+            row[:n] = self.frequency
+            np.subtract(self._clock, self._last_use, out=row[n])
+            row[n + 1] = self.gap
+        slowest = raw[:, n - 1].copy()
+        frequency = raw[:, :n]
+        frequency += 1e-3
+        frequency /= 1.002 - frequency
+        raw[:, n] += 1.0
+        return np.log(raw, dtype=np.float32, casting="same_kind"), slowest

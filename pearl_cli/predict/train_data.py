@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from models.errors import FileError, UsageError
-from pearl_cli.predict.reuse_history import NUM_FEATURES, ReuseHistory
+from pearl_cli.predict.reuse_history import ReuseHistory
 from pearl_cli.trace import RouteTrace, read_trace
 
 _HELD_OUT_SHARE = 0.1
@@ -114,9 +114,4 @@ def stride_labels(recorded: RecordedTokens, index: int, stride: int) -> np.ndarr
 
 def history_features(topk_ids: np.ndarray, num_experts: int) -> np.ndarray:
     """For one layer: float32 [N, NUM_FEATURES, E] right after each event, as the runtime will see them."""
-    history = ReuseHistory(num_experts, topk_ids.shape[1])
-    out = np.empty((len(topk_ids), NUM_FEATURES, num_experts), np.float32)
-    for row, ids in enumerate(topk_ids):
-        history.record(ids)
-        history.features(out[row])
-    return out
+    return ReuseHistory(num_experts, topk_ids.shape[1]).record_all(topk_ids)[0]

@@ -33,9 +33,20 @@ def test_frequencies_of_a_layer_sum_to_the_experts_per_token() -> None:
 
 def test_features_are_finite_and_rank_like_the_frequencies() -> None:
     history = ReuseHistory(num_experts=4, num_experts_per_tok=1)
-    for _ in range(3000):
-        history.record(np.array([1]))
-    out = np.empty((NUM_FEATURES, 4), np.float32)
-    history.features(out)
-    assert np.isfinite(out).all()
-    assert out[: len(DECAYS)].argmax(axis=1).tolist() == [1] * len(DECAYS)
+    features, slowest = history.record_all(np.full((3000, 1), 1))
+    assert features.shape == (3000, NUM_FEATURES, 4)
+    assert features.dtype == np.float32
+    assert np.isfinite(features).all()
+    assert features[-1, : len(DECAYS)].argmax(axis=1).tolist() == [1] * len(DECAYS)
+    np.testing.assert_array_equal(slowest[-1], history.frequency[-1])
+
+
+def test_many_events_at_once_equal_one_by_one() -> None:
+    rng = np.random.default_rng(1)
+    ids = np.stack([rng.choice(6, 2, replace=False) for _ in range(20)])
+    at_once, one_by_one = ReuseHistory(6, 2), ReuseHistory(6, 2)
+    features, slowest = at_once.record_all(ids)
+    for t, row in enumerate(ids):
+        single, rate = one_by_one.record_all(row[None])
+        np.testing.assert_array_equal(single[0], features[t])
+        np.testing.assert_array_equal(rate[0], slowest[t])

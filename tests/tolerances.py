@@ -58,3 +58,6 @@ FORECAST_TOLERANCE = 1e-9
 
 FORECAST_FLOAT32 = 2e-5
 """A small network in numpy against torch, float32: sums over some hundred terms, then a sigmoid; absolute."""
+
+PERPLEXITY_RELATIVE = 1e-3
+"""Perplexity of a text through pearl and through transformers, both in float32."""

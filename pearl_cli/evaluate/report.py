@@ -57,7 +57,7 @@ def result_table(results: list[Result], n_windows: int, context: int, scored: st
         if divergence is not None and top1 is not None:
             lines.append(f"  KL divergence      {_plus_minus(divergence, 5)}")
             lines.append(f"  same top token     {_percent(top1)}")
-        names = {"demand_misses": "demand misses", "inserts": "inserts", "copies": "copies in all",
+        names = {"demand_misses": "demand misses", "inserted": "inserts", "copies": "copies in all",
                  "route_agreement": "route agreement"}  # fmt: skip
         for name, share in result.scores.route_shares().items():
             lines.append(f"  {names[name]:<18} {_percent(share)} of expert uses")

@@ -68,6 +68,6 @@ class TokenScores:
             return {}
         uses, demands, inserts, agreed = self.routes.T.astype(np.float64)
         columns = {
-            "demand_misses": demands, "inserts": inserts, "copies": demands + inserts, "route_agreement": agreed
+            "demand_misses": demands, "inserted": inserts, "copies": demands + inserts, "route_agreement": agreed
         }  # fmt: skip
         return {name: mean_estimate(column / uses, self.blocks) for name, column in columns.items()}

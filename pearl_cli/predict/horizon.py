@@ -25,6 +25,7 @@ class HorizonForecaster:
         self.card = card
         self.latest: dict[int, np.ndarray] = {}
         self._arrays = arrays
+        ReuseHistory(card.num_experts, 1).record_all(np.zeros((1, 1), np.int64))  # compiles now, not in the first token
         self._history = {layer: ReuseHistory(card.num_experts, card.num_experts_per_tok) for layer in card.layers}
 
     def begin(self, token_ids: np.ndarray, start: int, phase: str) -> None:

@@ -1,5 +1,5 @@
 """What one layer's past says about its experts: decayed use frequencies and reuse gaps. Counted over all text of a
-session, as the slots are.
+session, as the slots are. `record` defines it; `record_all` is its compiled form.
 """
 
 from __future__ import annotations
@@ -41,18 +41,17 @@ class ReuseHistory:
 
     def record_all(self, topk_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Events topk_ids [T, K] in order. Returns what was known right after each: features float32 [T, NUM_FEATURES,
-        E] (log odds of each frequency, log of age and of gap) and the slowest frequency float64 [T, E].
+        E] (log odds of each frequency, log of age + 1 and of gap) and the slowest frequency float64 [T, E].
         """
-        n, shape = len(DECAYS), (len(topk_ids), NUM_FEATURES, self.gap.size)
-        raw = np.empty(shape)
-        for row, ids in zip(raw, topk_ids, strict=True):
-            self.record(ids)
-            row[:n] = self.frequency
-            np.subtract(self._clock, self._last_use, out=row[n])
-            row[n + 1] = self.gap
-        slowest = raw[:, n - 1].copy()
-        frequency = raw[:, :n]
-        frequency += 1e-3
-        frequency /= 1.002 - frequency
-        raw[:, n] += 1.0
-        return np.log(raw, dtype=np.float32, casting="same_kind"), slowest
+        # Imported here: numba takes half a second to load, and replays without a trained forecast do not come here.
+        from kernels.cpu.reuse_history import record_all
+
+        n_tokens, num_experts = len(topk_ids), self.gap.size
+        features = np.empty((n_tokens, NUM_FEATURES, num_experts), np.float32)
+        slowest = np.empty((n_tokens, num_experts))
+        record_all(
+            topk_ids.astype(np.int64), self._decay[:, 0], _GAP_SMOOTHING, self.frequency, self.gap, self._last_use,
+            self._clock, features, slowest,
+        )  # fmt: skip
+        self._clock += n_tokens
+        return features, slowest

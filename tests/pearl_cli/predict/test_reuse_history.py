@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pearl_cli.predict.reuse_history import DECAYS, NUM_FEATURES, ReuseHistory
+from tests.tolerances import FORECAST_FLOAT32
 
 
 def test_frequency_gap_and_age_by_hand() -> None:
@@ -41,12 +42,19 @@ def test_features_are_finite_and_rank_like_the_frequencies() -> None:
     np.testing.assert_array_equal(slowest[-1], history.frequency[-1])
 
 
-def test_many_events_at_once_equal_one_by_one() -> None:
+def test_the_compiled_form_equals_the_plain_one_and_chunks_do_not_matter() -> None:
     rng = np.random.default_rng(1)
-    ids = np.stack([rng.choice(6, 2, replace=False) for _ in range(20)])
-    at_once, one_by_one = ReuseHistory(6, 2), ReuseHistory(6, 2)
+    ids = np.stack([rng.choice(6, 2, replace=False) for _ in range(40)])
+    plain, at_once, in_two = ReuseHistory(6, 2), ReuseHistory(6, 2), ReuseHistory(6, 2)
     features, slowest = at_once.record_all(ids)
+    first, second = in_two.record_all(ids[:13]), in_two.record_all(ids[13:])
+    np.testing.assert_array_equal(np.concatenate([first[0], second[0]]), features)
     for t, row in enumerate(ids):
-        single, rate = one_by_one.record_all(row[None])
-        np.testing.assert_array_equal(single[0], features[t])
-        np.testing.assert_array_equal(rate[0], slowest[t])
+        plain.record(row)
+        n, f = len(DECAYS), plain.frequency
+        np.testing.assert_array_equal(slowest[t], f[-1])
+        np.testing.assert_allclose(features[t, :n], np.log((f + 1e-3) / (1.001 - f)), rtol=FORECAST_FLOAT32)
+        np.testing.assert_allclose(features[t, n], np.log1p(plain.age), rtol=FORECAST_FLOAT32)
+        np.testing.assert_allclose(features[t, n + 1], np.log(plain.gap), rtol=FORECAST_FLOAT32)
+    np.testing.assert_array_equal(at_once.age, plain.age)
+    np.testing.assert_array_equal(at_once.gap, plain.gap)

@@ -119,6 +119,12 @@ class Metadata:
         value_type, payload = self._entries.get(key, (GGUFValueType.UINT8, b""))
         return payload[8:].decode("utf-8", "surrogateescape") if value_type is GGUFValueType.STRING else None
 
+    def integer(self, key: str) -> int | None:
+        """The value of whole-number key `key`, or None where it is absent or something else."""
+        value_type, payload = self._entries.get(key, (GGUFValueType.STRING, b""))
+        code = _STRUCT_CODES.get(value_type, "?")
+        return int(struct.unpack("<" + code, payload)[0]) if code in "BbHhIiQq" else None
+
     def encode(self) -> bytes:
         """All entries as they stand in a GGUF header."""
         return b"".join(

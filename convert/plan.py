@@ -14,6 +14,7 @@ import numpy as np
 
 from convert.gguf_layout import FileLayout, OutputTensor
 from convert.gguf_metadata import Metadata
+from convert.mixes import MixFacts
 from convert.quantize import F16_MAX
 from convert.recipe import Recipe, parse_recipe
 from convert.shard_plan import DEFAULT_SHARD_BYTES, expert_of, plan_pearl_set, plan_stock_file
@@ -60,6 +61,7 @@ def plan_conversion(source: Source, out: Path, options: ConvertOptions) -> Plan:
     recipe = parse_recipe(options.quant, options.recipe)
     if recipe.default is None and not source.is_gguf:
         recipe.default = _usual_type(source)
+    recipe.facts = _mix_facts(source)
     notes: list[str] = []
     types = _choose_types(source, recipe, notes)
     if not options.allow_requantize:
@@ -85,6 +87,14 @@ def _usual_type(source: Source) -> QuantType:
         if len(tensor.shape) > 1:
             weights[_stored_type(tensor)] += tensor.rows.n_rows * tensor.rows.n_cols
     return weights.most_common(1)[0][0]
+
+
+def _mix_facts(source: Source) -> MixFacts:
+    def number(key: str) -> int:
+        return source.metadata.integer(f"{source.architecture}.{key}") or 0
+
+    heads, kv_heads = number("attention.head_count"), number("attention.head_count_kv")
+    return MixFacts(number("block_count"), source.num_experts, heads // kv_heads if kv_heads else 0)
 
 
 def _choose_types(source: Source, recipe: Recipe, notes: list[str]) -> dict[str, QuantType]:

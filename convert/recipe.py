@@ -2,7 +2,8 @@
 
 `--quant TYPE` gives TYPE to every matrix, as `llama-quantize --pure` does, with one exception: the output matrix (or
 the embedding that doubles as it) is raised to Q6_K below a 6-bit type. Norms, routers, biases and other vectors stay
-F32. `--recipe ROLE=TYPE,...` overrides by role: attn (or attn.q, attn.k, attn.v,
+F32. `--quant MIX` (q4_k_m, ...) gives each matrix what llama-quantize gives it under that name (`convert.mixes`); q2_k
+and q6_k are such names too. `--recipe ROLE=TYPE,...` overrides by role: attn (or attn.q, attn.k, attn.v,
 attn.output), exps (or exps.gate, exps.up, exps.gate_up, exps.down), shexp, ffn, embed, output; `ROLE@FIRST-LAST=TYPE`
 limits it to a range of layers. The most specific entry wins, the later of equals. A row that a type's blocks do not
 divide falls back as in llama.cpp; the reason is reported.
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 
 from gguf.constants import LlamaFileType
 
+from convert.mixes import MIXES, Mix, MixFacts, mix_type
 from kernels.quant_types import QuantType, block_size
 from models.errors import UnsupportedQuantType, UsageError
 
@@ -109,13 +111,15 @@ class Override:
 
 @dataclass(slots=True)
 class Recipe:
-    """The types of a whole conversion. `default` None keeps each source's own type.
+    """The types of a whole conversion. `default` None keeps each source's own type; a `mix` needs the model's `facts`.
 
     Fallbacks are counted for `notes`.
     """
 
     default: QuantType | None
     overrides: list[Override] = field(default_factory=list)
+    mix: Mix | None = None
+    facts: MixFacts | None = None
     _fallbacks: Counter[tuple[str, int, QuantType, QuantType]] = field(default_factory=Counter)
 
     def type_for(self, name: str, n_cols: int, n_dims: int, source_type: QuantType, tied: bool) -> QuantType:
@@ -123,19 +127,24 @@ class Recipe:
         role = role_of(name)
         if role in ("norm", "router", "other") or n_dims < 2:
             return source_type if self.default is None else Q.F32
-        wanted = self._wanted(role, _layer_of(name), source_type, tied)
+        wanted = self._wanted(name, role, n_cols, source_type, tied)
         stored = fallback_type(wanted, n_cols)
         if stored is not wanted:
             self._fallbacks[role, n_cols, wanted, stored] += 1
         return stored
 
-    def _wanted(self, role: str, layer: int | None, source_type: QuantType, tied: bool) -> QuantType:
+    def _wanted(self, name: str, role: str, n_cols: int, source_type: QuantType, tied: bool) -> QuantType:
+        layer = _layer_of(name)
         chosen = [override for override in self.overrides if override.matches(role, layer)]
         if chosen:
             return max(enumerate(chosen), key=lambda item: (item[1].specificity, item[0]))[1].quant_type
         if self.default is None:
             return source_type
         is_output = role == "output" or (role == "embed" and tied)
+        if self.mix is not None:
+            if self.facts is None:
+                raise ValueError("a mix needs the model's facts")
+            return mix_type(self.mix, name, n_cols, is_output, self.facts)
         return Q.Q6_K if is_output and self.default in _BELOW_SIX_BITS else self.default
 
     def notes(self) -> list[str]:
@@ -148,18 +157,28 @@ class Recipe:
 
     def file_type(self) -> int | None:
         """The number for `general.file_type`, None where types are the source's."""
+        if self.mix is not None:
+            return int(self.mix.file_type)
         return None if self.default is None else int(_FILE_TYPES[self.default])
 
     def label(self) -> str:
         """A short name for output files."""
-        base = "" if self.default is None else self.default.name
+        base = self.mix.name.upper() if self.mix is not None else "" if self.default is None else self.default.name
         return base + ("-mix" if self.overrides else "")
 
 
 def parse_recipe(quant: str | None, recipe: str | None) -> Recipe:
     """`--quant` and `--recipe` as a Recipe. Raises UsageError or UnsupportedQuantType on what it cannot read."""
     overrides = [_parse_override(part) for part in recipe.split(",") if part.strip()] if recipe else []
-    return Recipe(None if quant is None else parse_type(quant), overrides)
+    mix = MIXES.get(quant.strip().lower()) if quant is not None else None
+    if mix is not None:
+        return Recipe(mix.base, overrides, mix)
+    if quant is None:
+        return Recipe(None, overrides)
+    try:
+        return Recipe(parse_type(quant), overrides)
+    except UnsupportedQuantType:
+        raise UnsupportedQuantType(quant, [*(target.name for target in TARGETS), *map(str.upper, MIXES)]) from None
 
 
 def _parse_override(text: str) -> Override:

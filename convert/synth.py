@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from convert.gguf_layout import OutputTensor
 from convert.gguf_metadata import Metadata
+from convert.mixes import MixFacts
 from convert.model_metadata import add_model_keys
 from convert.random_blocks import SUPPORTED, random_rows
 from convert.recipe import parse_recipe
@@ -54,12 +55,14 @@ def synthesize(
     if num_layers is not None:
         sizes = _with_layers(sizes, num_layers)
     recipe = parse_recipe(quant, None)
+    dims = sizes.dims
+    recipe.facts = MixFacts(dims.num_layers, dims.num_experts, dims.num_heads // dims.num_kv_heads)
     name = f"{name}-{quant.lower()}" + ("-stacked" if layout == "stacked" else "")
     metadata = _metadata(name, sizes)
     metadata.u32("general.file_type", recipe.file_type() or 0)
     tensors = [
-        OutputTensor(tensor, dims, recipe.type_for(tensor, dims[0], len(dims), QuantType.F32, sizes.tied))
-        for tensor, dims in _tensors(sizes, stacked=layout == "stacked")
+        OutputTensor(tensor, size, recipe.type_for(tensor, size[0], len(size), QuantType.F32, sizes.tied))
+        for tensor, size in _tensors(sizes, stacked=layout == "stacked")
     ]
     _refuse_types({tensor.quant_type for tensor in tensors}, quant)
     if layout == "stacked":

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pearl_cli.bench.workload import Workload
 from pearl_cli.open_engine import OpenedEngine
 from pearl_cli.residency.transfer import Load
 
@@ -83,6 +84,18 @@ def recording(timeline: Timeline, opened: OpenedEngine) -> Iterator[None]:
         opened.backend.time_kernels(False)
         for owner, name in replaced:
             delattr(owner, name)  # the class's own method shows again
+
+
+def trace_decoding(opened: OpenedEngine, workload: Workload, path: Path, n_steps: int = 8) -> str:
+    """Decode `n_steps` tokens of `workload` outside every measurement, write their trace, and say what was written."""
+    timeline = Timeline()
+    with recording(timeline, opened):
+        opened.engine.reset()
+        logits = opened.engine.prefill(workload.prompt(1))
+        forced = workload.continuation(n_steps, after=1) if workload.teacher_forced else None
+        for step in range(n_steps):
+            logits = opened.engine.decode_step(forced[step] if forced else int(logits.argmax()))
+    return f"{path}: {timeline.write(path)} events of {n_steps} decode steps, {timeline.dropped} left out"
 
 
 def _spanned(

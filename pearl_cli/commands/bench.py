@@ -48,6 +48,7 @@ class IntList(click.ParamType[list[int]]):
 @click.option("--route-trace", type=click.Path(path_type=Path), help="Force recorded routing of such a model.")
 @click.option("--price", type=click.Path(path_type=Path), metavar="TEXT",
               help="Also print what --routing costs in perplexity of this text, with a paired interval.")  # fmt: skip
+@click.option("--timeline", type=click.Path(path_type=Path), help="Then write a Chrome trace of some decode steps.")
 @click.option("--vs", metavar="llama-bench=PATH", help="Run llama.cpp's bench in turn with pearl and print the ratio.")
 @click.option("--vs-model", type=click.Path(path_type=Path), help="The stock GGUF for --vs when -m is a pearl set.")
 def command(
@@ -61,6 +62,7 @@ def command(
     force_text: bool,
     ablate: str | None,
     price: Path | None,
+    timeline: Path | None,
     vs: str | None,
     vs_model: Path | None,
 ) -> None:
@@ -75,6 +77,7 @@ def command(
     from pearl_cli.session import open_session
     from pearl_cli.terminal import Terminal
     from pearl_cli.text_file import read_text
+    from pearl_cli.timeline import trace_decoding
 
     if price is not None and ablate is not None:
         raise UsageError("--price is of one setting, --ablate runs several: give one of them")
@@ -93,6 +96,8 @@ def command(
         records = []
         for test in tests if ablate is None else []:
             records += measure(opened, test, workload, repetitions, peer, terminal)
+        if timeline is not None:
+            terminal.note(trace_decoding(opened, workload, timeline))
         if price is not None:
             priced = routing_price(session, price)
             records = [{**record, **priced} for record in records]

@@ -45,3 +45,12 @@ def test_recording_puts_everything_back(tiny_path):
             assert vars(controller.queue) != before[1]
         after = dict(vars(controller)), dict(vars(controller.queue)), dict(vars(session.engine))
         assert [set(a) for a in after] == [set(b) for b in before]
+
+
+def test_bench_writes_the_trace_of_eight_steps(tiny_path, tmp_path, capsys):
+    out = tmp_path / "bench.json"
+    args = ["-p", "0", "-n", "4", "-r", "1", "--budget", "40%", "--timeline", str(out)]
+    assert main(["bench", "-m", str(tiny_path), *args]) == 0
+    assert str(out) in capsys.readouterr().err
+    events = json.loads(out.read_text())["traceEvents"]
+    assert sum(event.get("cat") == "token" for event in events) == 8

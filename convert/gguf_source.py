@@ -19,7 +19,7 @@ from models.gguf import GGUFModel, StringArray, TensorInfo
 
 _STACKED = re.compile(r"^blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.weight$")
 _SINGLE = re.compile(r"^blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight$")
-_DROPPED = ("split.no", "split.count", "split.tensors.count", "pearl.tensor_checksums")
+_DROPPED = ("split.no", "split.count", "split.tensors.count", "pearl.tensor_checksums", "pearl.set_id")
 _SHARD_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
 
 

@@ -44,7 +44,7 @@ def open_hf_folder(
     notes = config.notes + builder.notes
     tied = _settle_output(tensors, config.flag("tie_word_embeddings"), notes)
     if with_vocab:
-        add_tokenizer(metadata, folder, config.values, dims.vocab_size, pre)
+        notes += add_tokenizer(metadata, folder, config.values, dims.vocab_size, pre)
         if not add_chat_template(metadata, folder):
             notes.append("the folder has no chat template; chatting needs --template")
     return Source(

@@ -1,8 +1,8 @@
 """A Hugging Face tokenizer (`tokenizer.json` and its companions) as the keys that a GGUF keeps a vocabulary in.
 
 Two kinds are known: byte-level BPE, and SentencePiece-style BPE with byte fallback. Anything else is refused by name.
-How text is cut into pieces must match an entry of `models.pre_tokenizers`; the regular expressions themselves decide,
-not a model's name.
+How text is cut into pieces is named after an entry of `models.pre_tokenizers` with the same regular expressions; where
+there is none, the expressions themselves are stored. A model's name decides nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 
 from convert.checkpoint_folder import read_json
 from convert.gguf_metadata import Metadata
@@ -25,8 +26,11 @@ _SPACE = "\u2581"
 _SPECIAL_KEYS = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask"}
 
 
-def add_tokenizer(metadata: Metadata, folder: Path, config: dict[str, Any], vocab_size: int, pre: str | None) -> None:
-    """Write the `tokenizer.*` keys of the checkpoint in `folder`. `pre` overrides the recognised pre-tokenizer name.
+def add_tokenizer(
+    metadata: Metadata, folder: Path, config: dict[str, Any], vocab_size: int, pre: str | None
+) -> list[str]:
+    """Write the `tokenizer.*` keys of the checkpoint in `folder`; returns lines for the user. `pre` overrides the
+    recognised pre-tokenizer name.
 
     Raises CheckpointError where files are missing or contradict each other, UnsupportedTokenizer for a kind that is
     not known.
@@ -44,11 +48,17 @@ def add_tokenizer(metadata: Metadata, folder: Path, config: dict[str, Any], voca
         raise UnsupportedTokenizer(f"{folder}: tokenizer.json model '{kind}' is not supported; supported: BPE")
     tokens, types = _tokens(folder, tokenizer, vocab_size)
     merges = _merges(folder, model)
+    notes: list[str] = []
     if model.get("byte_fallback"):
         _add_sentencepiece(metadata, folder, tokenizer, tokens, types, merges)
     else:
-        _add_byte_level(metadata, folder, tokenizer, tokens, types, merges, pre)
+        metadata.string("tokenizer.ggml.model", "gpt2")
+        notes = _add_pre_tokenizer(metadata, tokenizer, pre, str(folder))
+        metadata.strings("tokenizer.ggml.tokens", tokens)
+        metadata.array("tokenizer.ggml.token_type", types)
+        metadata.strings("tokenizer.ggml.merges", merges)
     _add_special_ids(metadata, folder, config, settings, tokenizer, tokens)
+    return notes
 
 
 def _tokens(folder: Path, tokenizer: dict[str, Any], vocab_size: int) -> tuple[list[str], np.ndarray]:
@@ -87,40 +97,33 @@ def _merges(folder: Path, model: dict[str, Any]) -> list[str]:
     return merges
 
 
-def _add_byte_level(
-    metadata: Metadata,
-    folder: Path,
-    tokenizer: dict[str, Any],
-    tokens: list[str],
-    types: np.ndarray,
-    merges: list[str],
-    pre: str | None,
-) -> None:
-    metadata.string("tokenizer.ggml.model", "gpt2")
-    metadata.string("tokenizer.ggml.pre", pre_tokenizer_name(tokenizer, str(folder)) if pre is None else _known(pre))
-    metadata.strings("tokenizer.ggml.tokens", tokens)
-    metadata.array("tokenizer.ggml.token_type", types)
-    metadata.strings("tokenizer.ggml.merges", merges)
+def _add_pre_tokenizer(metadata: Metadata, tokenizer: dict[str, Any], pre: str | None, where: str) -> list[str]:
+    """Record how text is cut before merging: `pre`, else the name of what `tokenizer.json` does, else its patterns.
 
-
-def _known(pre: str) -> str:
-    find_pre_tokenizer(pre)
-    return pre
-
-
-def pre_tokenizer_name(tokenizer: dict[str, Any], where: str) -> str:
-    """The name in `models.pre_tokenizers` of what `tokenizer.json` does before merging.
-
-    Raises UnsupportedTokenizer, showing it.
+    Raises UnsupportedTokenizer for a step that is no cutting by patterns.
     """
+    if pre is not None:
+        find_pre_tokenizer(pre)
+        metadata.string("tokenizer.ggml.pre", pre)
+        return []
     splits = _splits(tokenizer.get("pre_tokenizer"), where)
-    name = name_of_splits(splits, bool(tokenizer["model"].get("ignore_merges")))
-    if name is None:
-        raise UnsupportedTokenizer(
-            f"{where}: tokenizer.json cuts text by {list(splits)}, which no known pre-tokenizer does; "
-            f"if one is meant all the same, give it with --pre NAME: {', '.join(sorted(PRE_TOKENIZERS))}"
-        )
-    return name
+    ignore_merges = bool(tokenizer["model"].get("ignore_merges"))
+    name = name_of_splits(splits, ignore_merges)
+    if name is not None:
+        metadata.string("tokenizer.ggml.pre", name)
+        return []
+    for pattern in splits:
+        try:
+            tokenizers.Regex(pattern)
+        except Exception as error:  # the library raises bare Exception
+            raise UnsupportedTokenizer(f"{where}: tokenizer.json cuts text by {pattern!r}: {error}") from error
+    # Without a name llama.cpp says that it does not know how to cut the text; a wrong name would be believed.
+    metadata.strings("pearl.tokenizer.splits", splits)
+    metadata.boolean("pearl.tokenizer.ignore_merges", ignore_merges)
+    return [
+        f"tokenizer.json cuts text by {list(splits)}, which has no name in a GGUF; the patterns are stored for pearl, "
+        "other programs do not read them (--pre NAME stores a name)"
+    ]
 
 
 def _splits(step: Any, where: str) -> tuple[str, ...]:

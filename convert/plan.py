@@ -17,13 +17,14 @@ from convert.gguf_metadata import Metadata
 from convert.mixes import MixFacts
 from convert.quantize import F16_MAX
 from convert.recipe import Recipe, parse_recipe
-from convert.shard_plan import DEFAULT_SHARD_BYTES, expert_of, plan_pearl_set, plan_stock_file
+from convert.shard_plan import DEFAULT_SHARD_BYTES, SET_ID_KEY, expert_of, plan_pearl_set, plan_stock_file
 from convert.source import Source, SourceTensor
 from kernels.quant_types import QuantType
 from models.errors import ConversionError, UsageError
 
 _PLAIN = (QuantType.F32, QuantType.F16, QuantType.BF16)
 _SCAN_WEIGHTS = 1 << 21
+_SAMPLE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ def plan_conversion(source: Source, out: Path, options: ConvertOptions) -> Plan:
     if file_type is not None:
         metadata.u32("general.file_type", file_type)
     outputs, parts = _outputs(source, types, options.merge)
+    metadata.string(SET_ID_KEY, _set_id(source, metadata, outputs))
     layouts = _lay_out(source, recipe, out, options, metadata, outputs)
     return Plan(layouts, parts, _fingerprint(source, layouts), notes + recipe.notes())
 
@@ -183,6 +185,22 @@ def _lay_out(
     if overwritten:
         raise UsageError(f"{overwritten[0]}: is part of the input; choose another output directory")
     return layouts
+
+
+def _set_id(source: Source, metadata: Metadata, outputs: list[OutputTensor]) -> str:
+    """Names what is in the files: the same for the same weights and options wherever they lie, another for any other
+    model. Weights are told apart by samples of them.
+    """
+    digest = hashlib.sha256(metadata.encode())
+    for tensor in outputs:
+        digest.update(f"{tensor.name} {tensor.shape} {tensor.quant_type.name}\n".encode())
+    for path in source.paths:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            for start in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
+                file.seek(start)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:32]
 
 
 def _fingerprint(source: Source, layouts: list[FileLayout]) -> str:

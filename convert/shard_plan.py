@@ -19,6 +19,7 @@ STOCK_ALIGNMENT = 32
 FORMAT_VERSION = 1
 EXPERT_LAYOUT = "per_expert"
 DEFAULT_SHARD_BYTES = 4 << 30
+SET_ID_KEY = "pearl.set_id"
 MAX_SHARDS = 65535  # split.count is 16 bits wide
 
 _EXPERT = re.compile(r"^blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight$")
@@ -34,7 +35,9 @@ def expert_of(name: str) -> tuple[int, int, int] | None:
 def plan_pearl_set(
     out_dir: Path, name: str, metadata: Metadata, tensors: list[OutputTensor], shard_bytes: int = DEFAULT_SHARD_BYTES
 ) -> list[FileLayout]:
-    """Files of the pearl set `out_dir/name-00001-of-000NN.gguf`; `tensors` may come in any order."""
+    """Files of the pearl set `out_dir/name-00001-of-000NN.gguf`; `tensors` may come in any order. `pearl.set_id`, where
+    `metadata` has it, stands in every file, so that a file of another conversion is known.
+    """
     dense = [tensor for tensor in tensors if expert_of(tensor.name) is None]
     experts = sorted((tensor for tensor in tensors if expert_of(tensor.name) is not None), key=_expert_key)
     groups = [dense, *_cut_between_experts(experts, shard_bytes)]
@@ -60,6 +63,7 @@ def plan_stock_file(
         groups[-1].append(tensor)
         filled += align_up(tensor.n_bytes, STOCK_ALIGNMENT)
     if len(groups) == 1:
+        metadata.remove(SET_ID_KEY)
         return [lay_out(out_dir / f"{name}.gguf", metadata, tensors, STOCK_ALIGNMENT)]
     return _lay_out_split(out_dir, name, metadata, groups, STOCK_ALIGNMENT)
 
@@ -109,7 +113,8 @@ def _lay_out_split(
 def _member_metadata(metadata: Metadata) -> Metadata:
     """What shards after the first carry beside the split keys: enough to tell the model they belong to."""
     own = Metadata()
-    architecture = metadata.text("general.architecture")
-    if architecture is not None:
-        own.string("general.architecture", architecture)
+    for key in ("general.architecture", SET_ID_KEY):
+        value = metadata.text(key)
+        if value is not None:
+            own.string(key, value)
     return own

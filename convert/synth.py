@@ -7,6 +7,7 @@ The same seed gives the same weights in the pearl layout and as one stock stacke
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -21,7 +22,7 @@ from convert.mixes import MixFacts
 from convert.model_metadata import add_model_keys
 from convert.random_blocks import SUPPORTED, random_rows
 from convert.recipe import parse_recipe
-from convert.shard_plan import DEFAULT_SHARD_BYTES, plan_pearl_set, plan_stock_file
+from convert.shard_plan import DEFAULT_SHARD_BYTES, SET_ID_KEY, plan_pearl_set, plan_stock_file
 from convert.shard_writer import Progress, write_files
 from convert.source import LINEARS, expert_name
 from convert.stream import Job
@@ -65,11 +66,12 @@ def synthesize(
         for tensor, size in _tensors(sizes, stacked=layout == "stacked")
     ]
     _refuse_types({tensor.quant_type for tensor in tensors}, quant)
+    fingerprint = f"synth {name} {sizes} seed {seed}"
+    metadata.string(SET_ID_KEY, hashlib.sha256(fingerprint.encode()).hexdigest()[:32])
     if layout == "stacked":
         layouts = plan_stock_file(out_dir, name, metadata, tensors)
     else:
         layouts = plan_pearl_set(out_dir, name, metadata, tensors, shard_bytes)
-    fingerprint = f"synth {name} {sizes} seed {seed}"
     return write_files(layouts, partial(_jobs, sizes=sizes, seed=seed), fingerprint, os.cpu_count() or 1, progress)
 
 

@@ -74,12 +74,40 @@ def with_split(pattern: dict[str, str]) -> dict[str, Any]:
     )
 
 
-@pytest.mark.parametrize("pattern", [{"Regex": "[a-c]+"}, {"String": r"\p{N}"}])
-def test_unknown_cutting_is_named_and_can_be_overridden(folder: Path, pattern: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "stored", "ids"),
+    [
+        ({"Regex": "[a-c]{2}"}, "[a-c]{2}", [31, 31, 2]),  # "ab" "ab" "c": no piece holds "abc"
+        ({"String": "b"}, "b", [0, 1, 0, 1, 2]),
+    ],
+)
+def test_cutting_without_a_name_is_stored(
+    folder: Path, pattern: dict[str, str], stored: str, ids: list[int]
+) -> None:
     write_tokenizer(folder, with_split(pattern))
-    with pytest.raises(UnsupportedTokenizer, match=r"cuts text by.*--pre NAME"):
-        metadata_of(folder)
+    notes: list[str] = []
+    path = convert(folder, folder.parent / "out", ConvertOptions(quant="f32"), note=notes.append)
+    with GGUFModel.open(path) as model:
+        keys = dict(model.metadata)
+    assert list(keys["pearl.tokenizer.splits"]) == [stored]
+    assert keys["pearl.tokenizer.ignore_merges"] is False
+    assert "tokenizer.ggml.pre" not in keys
+    assert [note for note in notes if "no name in a GGUF" in note]
+    assert Tokenizer.from_metadata(keys).encode("ababc") == ids
     assert metadata_of(folder, pre="llama-bpe")["tokenizer.ggml.pre"] == "llama-bpe"
+
+
+def test_stored_cutting_survives_a_merge(folder: Path) -> None:
+    write_tokenizer(folder, with_split({"Regex": "[a-c]{2}"}))
+    pearl = convert(folder, folder.parent / "out", ConvertOptions(quant="f32"))
+    with GGUFModel.open(convert(pearl, folder.parent / "merged.gguf", ConvertOptions(merge=True))) as model:
+        assert Tokenizer.from_metadata(model.metadata).encode("ababc") == [31, 31, 2]
+
+
+def test_a_pattern_that_does_not_compile_is_refused(folder: Path) -> None:
+    write_tokenizer(folder, with_split({"Regex": "("}))
+    with pytest.raises(UnsupportedTokenizer, match=r"cuts text by '\('"):
+        metadata_of(folder)
 
 
 def test_unknown_override_is_named(folder: Path) -> None:

@@ -121,3 +121,31 @@ def test_truncated_gguf_is_refused_before_writing(tmp_path: Path) -> None:
     with pytest.raises(GGUFError):
         convert(stock, tmp_path / "out", ConvertOptions())
     assert not (tmp_path / "out").exists()
+
+
+def set_id(path: Path) -> object:
+    with GGUFModel.open(path) as model:
+        return model.metadata["pearl.set_id"]
+
+
+def test_a_shard_of_another_conversion_is_refused(tmp_path: Path) -> None:
+    """Same sizes, names and metadata; only the weights differ."""
+    options = ConvertOptions(quant="f32", with_vocab=False)
+    ours = convert(write_folder(tmp_path / "a" / "hf", weights()), tmp_path / "ours", options)
+    theirs = convert(write_folder(tmp_path / "b" / "hf", weights(seed=1)), tmp_path / "theirs", options)
+    second = ours.with_name(ours.name.replace("00001-of", "00002-of"))
+    assert second.exists()
+    (theirs.parent / second.name).replace(second)
+    with pytest.raises(GGUFError, match=r"another model than .*pearl\.set_id differs"):
+        GGUFModel.open(ours)
+
+
+def test_the_set_id_depends_on_the_content_only(tmp_path: Path) -> None:
+    first = convert(write_folder(tmp_path / "a" / "hf", weights()), tmp_path / "out-a", NO_VOCAB)
+    again = convert(write_folder(tmp_path / "b" / "hf", weights()), tmp_path / "out-b", NO_VOCAB)
+    assert first.read_bytes() == again.read_bytes()
+    eight_bits = ConvertOptions("q8_0", with_vocab=False)
+    other = convert(write_folder(tmp_path / "c" / "hf", weights()), tmp_path / "out-c", eight_bits)
+    assert len({set_id(first), set_id(other), set_id(convert(first, tmp_path / "relaid", ConvertOptions()))}) == 3
+    with GGUFModel.open(convert(first, tmp_path / "m.gguf", ConvertOptions(merge=True))) as stock:
+        assert "pearl.set_id" not in stock.metadata

@@ -9,17 +9,25 @@ Worked example, T = 3 tokens, K = 2, topk_ids = [[5, 2], [2, 7], [5, 7]]:
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from kernels.backend import ExpertGroups
+
+
+@cache
+def _one_token(k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(offsets, token_ids, pair_of) of any one token's groups; nobody writes to them."""
+    ranks = np.arange(k + 1, dtype=np.int32)
+    return ranks, np.zeros(k, np.int32), ranks[:k].reshape(1, k)
 
 
 def group_by_expert(topk_ids: np.ndarray) -> ExpertGroups:
     """Group int32 [T, K]. For one token the groups keep rank order (no sort): group g is rank g."""
     n_tokens, k = topk_ids.shape
     if n_tokens == 1:
-        ranks = np.arange(k + 1, dtype=np.int32)
-        return ExpertGroups(topk_ids[0], ranks, np.zeros(k, np.int32), ranks[:k].reshape(1, k))
+        return ExpertGroups(topk_ids[0], *_one_token(k))
     flat = topk_ids.reshape(-1)
     order = np.argsort(flat, kind="stable").astype(np.int32)
     expert_ids, first = np.unique(flat[order], return_index=True)

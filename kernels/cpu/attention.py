@@ -9,12 +9,13 @@ block together, so each key and value is read from memory once. The inner loops 
 from __future__ import annotations
 
 import math
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import numpy as np
 from numba import njit, prange
 
 from kernels.backend import KVLayer
+from kernels.cpu.addresses import address
 from kernels.cpu.attention_rows import BLOCK, QUERIES, scores_address, softmax_address, values_address
 from kernels.cpu.kv_quant import unit_of
 from kernels.cpu.native_call import call_native
@@ -23,28 +24,25 @@ CHUNK = 4 * BLOCK
 ITEM_ROWS = 32
 _NO_SINKS = np.zeros(0, np.float32)
 
-# One call's numbers: inner loops (addresses), units of a key and a value row, the shape, and where the queries lie.
-_CALL = np.dtype(
+# Of all calls of one shape: inner loops (addresses), units of a key and a value row, and the shape.
+_HEADS = np.dtype(
     [
         *((name, np.int64) for name in ("scores_1", "scores_n", "softmax_1", "softmax_n", "values_1", "values_n")),
-        *((name, np.int64) for name in ("k_units", "v_units")),
-        *((name, np.int64) for name in ("num_heads", "ratio", "head_dim", "value_dim", "start", "window")),
-        *((name, np.int64) for name in ("q", "q_stride")),
+        *((name, np.int64) for name in ("k_units", "v_units", "num_heads", "ratio", "head_dim", "value_dim")),
     ]
 )
 
 
-@cache
-def _functions(head_dim: int, value_dim: int, dtype: str) -> tuple[int, ...]:
-    """The fields of _CALL up to v_units."""
+@lru_cache(maxsize=64)
+def _heads(num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int, dtype: str) -> np.ndarray:
     k_unit, v_unit = unit_of(head_dim, dtype), unit_of(value_dim, dtype)
-    return (
+    functions = (
         *(scores_address(n, k_unit, dtype) for n in (1, QUERIES)),
         *(softmax_address(n) for n in (1, QUERIES)),
         *(values_address(n, v_unit, dtype) for n in (1, QUERIES)),
-        head_dim // k_unit,
-        value_dim // v_unit,
     )
+    shape = (num_heads, num_heads // num_kv_heads, head_dim, value_dim)
+    return np.array([(*functions, head_dim // k_unit, value_dim // v_unit, *shape)], _HEADS)
 
 
 @lru_cache(maxsize=16)
@@ -92,8 +90,9 @@ def _start_rows(call, g, rows, sinks, out, states):
 
 
 @njit(nogil=True, cache=True)
-def _attend_rows(call, scale, cache_k, cache_v, g, rows, positions, out, states):
+def _attend_rows(call, at, scale, cache_k, cache_v, g, rows, positions, out, states):
     """Query rows rows[0]..rows[1]-1 of key head g over `positions`; row m is token m // ratio, head m % ratio of g."""
+    start, window, q, q_stride = at
     capacity, k_bytes, v_bytes = cache_k.shape[1], cache_k.shape[2], cache_v.shape[2]
     k_base = cache_k.ctypes.data + g * capacity * k_bytes
     v_base = cache_v.ctypes.data + g * capacity * v_bytes
@@ -103,14 +102,14 @@ def _attend_rows(call, scale, cache_k, cache_v, g, rows, positions, out, states)
     for first in range(positions[0], positions[1], BLOCK):
         for m in range(rows[0], rows[1], QUERIES):
             n = min(QUERIES, rows[1] - m)
-            n_positions = min(BLOCK, call.start + (m + n - 1) // call.ratio + 1 - first)
-            if n_positions <= 0 or first + BLOCK <= _earliest(call.start + m // call.ratio, call.window):
+            n_positions = min(BLOCK, start + (m + n - 1) // call.ratio + 1 - first)
+            if n_positions <= 0 or first + BLOCK <= _earliest(start + m // call.ratio, window):
                 continue
             for i in range(n):
                 t, h = (m + i) // call.ratio, g * call.ratio + (m + i) % call.ratio
-                visible[i, 0] = _earliest(call.start + t, call.window) - first
-                visible[i, 1] = call.start + t + 1 - first
-                places[0, i] = call.q + t * call.q_stride + 4 * h * call.head_dim
+                visible[i, 0] = _earliest(start + t, window) - first
+                visible[i, 1] = start + t + 1 - first
+                places[0, i] = q + t * q_stride + 4 * h * call.head_dim
                 places[1, i] = out.ctypes.data + 4 * (t * call.num_heads + h) * call.value_dim
                 places[2, i] = states.ctypes.data + 12 * (t * call.num_heads + h)
             keys, values = (k_base + first * k_bytes, k_bytes), (v_base + first * v_bytes, v_bytes)
@@ -127,20 +126,20 @@ def _divide(call, g, rows, out, states):
 
 
 @njit(nogil=True, cache=True)
-def _attend_item(call, scale, cache_k, cache_v, sinks, g, tile, n_tiles, c, first, n_chunks, out, states):
+def _attend_item(call, at, scale, cache_k, cache_v, sinks, g, tile, n_tiles, c, first, n_chunks, out, states):
     """Tile `tile` of the query rows of key head g over chunk c, which starts at position `first`."""
-    n_rows, stop = out.shape[0] * call.ratio, call.start + out.shape[0]
+    n_rows, stop = out.shape[0] * call.ratio, at[0] + out.shape[0]
     rows = (tile * ITEM_ROWS, min(n_rows, (tile + 1) * ITEM_ROWS)) if n_tiles > 1 else (0, n_rows)
     _start_rows(call, g, rows, sinks if c == 0 else sinks[:0], out, states)
     if n_chunks > 1:
         stop = min(stop, first + CHUNK)
-    _attend_rows(call, scale, cache_k, cache_v, g, rows, (first, stop), out, states)
+    _attend_rows(call, at, scale, cache_k, cache_v, g, rows, (first, stop), out, states)
     if n_chunks == 1:
         _divide(call, g, rows, out, states)
 
 
 @njit(nogil=True, cache=True, parallel=True)
-def _attend(calls, scale, cache_k, cache_v, sinks, n_tiles, first_position, out, states):
+def _attend(heads, q, start, window, scale, cache_k, cache_v, sinks, n_tiles, first_position, out, states):
     """out float32 [n_chunks, T, H * dv], states float32 [n_chunks, T, H, 3]; with one chunk `out` is final."""
     n_chunks = out.shape[0]
     per_head = n_tiles * n_chunks
@@ -148,9 +147,11 @@ def _attend(calls, scale, cache_k, cache_v, sinks, n_tiles, first_position, out,
         g, rest = item // per_head, item % per_head
         c = rest // n_tiles
         first = first_position + c * CHUNK
+        at = (start, window, address(q), 4 * q.shape[1])
         _attend_item(
-            calls[0], scale, cache_k, cache_v, sinks, g, rest % n_tiles, n_tiles, c, first, n_chunks, out[c], states[c]
-        )
+            heads[0], at, scale, cache_k, cache_v, sinks, g, rest % n_tiles, n_tiles, c, first, n_chunks, out[c],
+            states[c],
+        )  # fmt: skip
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -193,11 +194,10 @@ def attention(
     n_tiles = 1 if n_tokens == 1 else -(-n_tokens * (num_heads // num_kv_heads) // ITEM_ROWS)
     parts = np.empty((n_chunks, n_tokens, num_heads * value_dim), np.float32)
     states = np.empty((n_chunks, n_tokens, num_heads, 3), np.float32)
-    shape = (num_heads, num_heads // num_kv_heads, head_dim, value_dim, start, window)
-    functions = _functions(head_dim, value_dim, cache.dtype)
-    calls = np.array([(*functions, *shape, q.ctypes.data, q.strides[0])], _CALL)
+    heads = _heads(num_heads, num_kv_heads, head_dim, value_dim, cache.dtype)
     sinks = _NO_SINKS if sinks is None else sinks
-    _attend(calls, _scale_cell(scale), k, v, sinks, n_tiles, first_position, parts, states)
+    q = np.ascontiguousarray(q)
+    _attend(heads, q, start, window, _scale_cell(scale), k, v, sinks, n_tiles, first_position, parts, states)
     if n_chunks == 1:
         return parts[0]
     out = np.empty((1, num_heads * value_dim), np.float32)

@@ -21,7 +21,7 @@ from kernels.cpu.features import target
 from kernels.cpu.kernel_clock import KernelClock, Observer
 from kernels.cpu.linear import LinearPlans
 from kernels.cpu.matmul import TileTable
-from kernels.cpu.norm_forms import norm_with_forms
+from kernels.cpu.norm_forms import NormPlans, norm_with_forms
 from kernels.cpu.type_table import TypeTable
 from kernels.cpu.warmup import Progress, warm_up
 from kernels.quant_types import QuantType, row_bytes
@@ -44,6 +44,7 @@ class CpuBackend:
         self.types = TypeTable(target(isa))
         self._tiles = TileTable(self.types.target)
         self._plans = LinearPlans(self.types, self._tiles)
+        self._norm_plans = NormPlans(self.types)
         self._experts = expert_ops.Experts(self.types, self._tiles)
         self._clock = KernelClock()
         self._pairs: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
@@ -103,7 +104,7 @@ class CpuBackend:
         return embed_ops.embed(table, token_ids)
 
     def norm(self, x: Array, weight: Array, eps: float, readers: Sequence[Weight] = ()) -> Activations:
-        return norm_with_forms(x, weight, eps, readers, self.types)
+        return norm_with_forms(x, weight, eps, readers, self._norm_plans)
 
     def head_norm(self, x: Array, weight: Array, eps: float) -> Array:
         return norm.head_norm(x, weight, eps)

@@ -19,10 +19,10 @@ ENTRY_POINTS: dict[str, tuple[str, ...]] = {
     "linear": ("_linear",),
     "matmul": ("_matmul",),
     "matmul_experts": ("_gate_up", "_down"),
-    "norm": ("_norm_serial", "_norm_parallel"),
-    "norm_forms": ("_serial", "_parallel"),
+    "norm": ("_norm_one", "_norm_parallel"),
+    "norm_forms": ("_one", "_parallel"),
     "quantize_activations": ("_quantize_serial", "_quantize_parallel"),
-    "rope": ("_tokens_serial", "_tokens_parallel"),
+    "rope": ("_one_token", "_tokens"),
     "router": ("_route",),
 }
 

@@ -11,9 +11,6 @@ from numba import njit, prange
 
 from kernels.cpu.float_rows import float_row, sum_squares
 
-SERIAL_TOKENS = 4
-"""Up to this many rows one thread is faster than waking the others."""
-
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def norm_row(x, weight, eps, out):
@@ -31,10 +28,8 @@ def _norm_runs(x_row, weight, eps, out_row):
 
 
 @njit(nogil=True, cache=True)
-def _norm_serial(x_address, x_stride, n_tokens, row_width, weight, eps, out_address, out_stride):
-    for i in range(n_tokens):
-        x_row = float_row(x_address + i * x_stride, row_width)
-        _norm_runs(x_row, weight, eps, float_row(out_address + i * out_stride, row_width))
+def _norm_one(x, weight, eps, out):
+    _norm_runs(x[0], weight, eps, out[0])
 
 
 @njit(nogil=True, cache=True, parallel=True)
@@ -54,8 +49,11 @@ def norm_rows(x: np.ndarray, weight: np.ndarray, eps: float, out: np.ndarray) ->
         raise ValueError(f"a norm weight {weight.shape} for rows {x.shape} into {out.shape}")
     if x.strides[1] != 4 or out.strides[1] != 4:
         raise ValueError("norm reads and writes rows of contiguous float32")
-    rows = _norm_serial if n_tokens <= SERIAL_TOKENS else _norm_parallel
-    rows(x.ctypes.data, x.strides[0], n_tokens, row_width, weight, eps, out.ctypes.data, out.strides[0])
+    if n_tokens == 1:  # a single row is contiguous
+        _norm_one(x, weight, eps, out)
+        return
+    x_rows, out_rows = (x.ctypes.data, x.strides[0]), (out.ctypes.data, out.strides[0])
+    _norm_parallel(*x_rows, n_tokens, row_width, weight, eps, *out_rows)
 
 
 def norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:

@@ -12,7 +12,7 @@ import os
 import numba
 
 _threads = 0
-_SPINS = "3000"
+_SPINS = "30000"
 """How often an idle OpenMP thread looks for work before it sleeps: some 50 microseconds, longer than the gap between
 two kernels. libgomp's own choice is milliseconds, which starves whatever shares the cores: with four other processes
 on two cores a decode step took 200 ms with this value and seconds without."""

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 from numba import njit, prange
 
 from kernels.backend import KVLayer, RopeTable
+from kernels.cpu.addresses import address
 from kernels.cpu.float_rows import float_row
 from kernels.cpu.kv_quant import store_address, unit_of
 from kernels.cpu.native_call import call_native
 
-SERIAL_TOKENS = 4
-"""Up to this many rows one thread is faster than waking the others."""
-
-_store_address = cache(store_address)
-
-# One call's numbers: where the rows lie, widths of a head, steps of the row loops, the store functions, the rotation.
-_CALL = np.dtype(
+# Of all calls of one shape: widths of a head, steps of the row loops, the store functions, the rotation.
+_HEADS = np.dtype(
     [
-        *((name, np.int64) for name in ("q", "q_stride", "q_width", "k", "k_stride", "v", "v_stride")),
-        *((name, np.int64) for name in ("head_dim", "value_dim", "k_unit", "v_unit", "store_k", "store_v")),
-        *((name, np.int64) for name in ("n_rot", "interleaved", "start")),
+        (name, np.int64)
+        for name in ("head_dim", "value_dim", "k_unit", "v_unit", "store_k", "store_v", "n_rot", "interleaved")
     ]
 )
+
+
+@lru_cache(maxsize=64)
+def _heads(head_dim: int, value_dim: int, dtype: str, n_rot: int, interleaved: bool) -> np.ndarray:
+    k_unit, v_unit = unit_of(head_dim, dtype), unit_of(value_dim, dtype)
+    stores = store_address(k_unit, dtype), store_address(v_unit, dtype)
+    return np.array([(head_dim, value_dim, k_unit, v_unit, *stores, n_rot, interleaved)], _HEADS)
 
 
 @njit(nogil=True, cache=True)
@@ -55,25 +57,26 @@ def _store_heads(row_address, width, unit, store, cache, position):
 
 
 @njit(nogil=True, cache=True)
-def _token(t, call, cos, sin, cache_k, cache_v):
-    position, k_row = call.start + t, call.k + t * call.k_stride
-    turned, interleaved = (cos[position], sin[position]), call.interleaved != 0
-    for row, width in ((call.q + t * call.q_stride, call.q_width), (k_row, cache_k.shape[0] * call.head_dim)):
-        _rotate(float_row(row, width), call.head_dim, call.n_rot, interleaved, turned[0], turned[1])
-    _store_heads(k_row, call.head_dim, call.k_unit, call.store_k, cache_k, position)
-    _store_heads(call.v + t * call.v_stride, call.value_dim, call.v_unit, call.store_v, cache_v, position)
+def _token(q, q_width, k, v, position, heads, cos, sin, cache_k, cache_v):
+    """q, k, v: addresses of one token's rows."""
+    turned, interleaved = (cos[position], sin[position]), heads.interleaved != 0
+    for row, width in ((q, q_width), (k, cache_k.shape[0] * heads.head_dim)):
+        _rotate(float_row(row, width), heads.head_dim, heads.n_rot, interleaved, turned[0], turned[1])
+    _store_heads(k, heads.head_dim, heads.k_unit, heads.store_k, cache_k, position)
+    _store_heads(v, heads.value_dim, heads.v_unit, heads.store_v, cache_v, position)
 
 
 @njit(nogil=True, cache=True)
-def _tokens_serial(n_tokens, calls, cos, sin, cache_k, cache_v):
-    for t in range(n_tokens):
-        _token(t, calls[0], cos, sin, cache_k, cache_v)
+def _one_token(q, k, v, position, heads, cos, sin, cache_k, cache_v):
+    _token(address(q), q.shape[1], address(k), address(v), position, heads[0], cos, sin, cache_k, cache_v)
 
 
 @njit(nogil=True, cache=True, parallel=True)
-def _tokens_parallel(n_tokens, calls, cos, sin, cache_k, cache_v):
+def _tokens(n_tokens, q_width, rows, strides, start, heads, cos, sin, cache_k, cache_v):
+    """rows, strides: addresses of the first q, k and v row, and how far apart rows lie."""
     for t in prange(n_tokens):
-        _token(t, calls[0], cos, sin, cache_k, cache_v)
+        q, k, v = rows[0] + t * strides[0], rows[1] + t * strides[1], rows[2] + t * strides[2]
+        _token(q, q_width, k, v, start + t, heads[0], cos, sin, cache_k, cache_v)
 
 
 def rope_write(q: np.ndarray, k: np.ndarray, v: np.ndarray, rope: RopeTable, start: int, cache: KVLayer) -> None:
@@ -81,15 +84,16 @@ def rope_write(q: np.ndarray, k: np.ndarray, v: np.ndarray, rope: RopeTable, sta
 
     Rows may lie apart, each row itself is contiguous. Raises ValueError past the end of the table or the cache.
     """
-    n_tokens, num_kv_heads, capacity = q.shape[0], cache.k.shape[0], cache.k.shape[1]
+    n_tokens, (num_kv_heads, capacity, _) = q.shape[0], cache.k.shape
     if start + n_tokens > min(capacity, rope.cos.shape[0]):
         raise ValueError(
             f"positions up to {start + n_tokens} in a KV cache of {capacity}, rope table of {rope.cos.shape[0]}"
         )
-    head_dim, value_dim = k.shape[1] // num_kv_heads, v.shape[1] // num_kv_heads
-    k_unit, v_unit = unit_of(head_dim, cache.dtype), unit_of(value_dim, cache.dtype)
-    stores = _store_address(k_unit, cache.dtype), _store_address(v_unit, cache.dtype)
-    rows = (q.ctypes.data, q.strides[0], q.shape[1], k.ctypes.data, k.strides[0], v.ctypes.data, v.strides[0])
-    call = (*rows, head_dim, value_dim, k_unit, v_unit, *stores, rope.n_rot, rope.interleaved, start)
-    tokens = _tokens_serial if n_tokens <= SERIAL_TOKENS else _tokens_parallel
-    tokens(n_tokens, np.array([call], _CALL), rope.cos, rope.sin, cache.k.view(np.uint8), cache.v.view(np.uint8))
+    widths = k.shape[1] // num_kv_heads, v.shape[1] // num_kv_heads
+    heads = _heads(*widths, cache.dtype, rope.n_rot, rope.interleaved)
+    places = (heads, rope.cos, rope.sin, cache.k.view(np.uint8), cache.v.view(np.uint8))
+    if n_tokens == 1:
+        _one_token(q, k, v, start, *places)
+        return
+    rows = (q.ctypes.data, k.ctypes.data, v.ctypes.data)
+    _tokens(n_tokens, q.shape[1], rows, (q.strides[0], k.strides[0], v.strides[0]), start, *places)

@@ -193,7 +193,9 @@ class ResidencyController:
         n_missing = int(np.count_nonzero(slots < 0))
         self.demand.hits[layer] += slots.size - n_missing
         self.demand.misses[layer] += n_missing
-        self._slots.drop_unwanted(state, call)
+        call.all_stay = not n_missing and self._slots.nothing_leaves(state)
+        if not call.all_stay:
+            self._slots.drop_unwanted(state, call)
         if not n_missing:
             call.ready = list(range(slots.size))
             return call
@@ -272,6 +274,8 @@ class ResidencyController:
     def _leave(self, call: GateCall, state: LayerState, computed: np.ndarray) -> None:
         """After the last use in this call: experts that the budget does not keep make room for those still to come."""
         call.open_groups -= computed.size
+        if call.all_stay:
+            return
         for expert in call.groups.expert_ids[computed].tolist():
             if not call.keeps[expert]:
                 state.vacate(expert, self.arena)

@@ -19,12 +19,12 @@ class GateCall:
     since.
 
     todo: experts that have no slot yet; keeps: bool [E], experts that stay resident after the call; open_groups: not
-    fully computed.
+    fully computed; all_stay: nothing is missing and no expert leaves.
     """
 
     __slots__ = (
-        "down_ready", "gate_up_ready", "gated", "group_of", "groups", "keeps", "layer", "open_groups", "ready",
-        "routing", "todo",
+        "all_stay", "down_ready", "gate_up_ready", "gated", "group_of", "groups", "keeps", "layer", "open_groups",
+        "ready", "routing", "todo",
     )  # fmt: skip
 
     def __init__(self, layer: int, routing: Routing, groups: ExpertGroups, keeps: np.ndarray) -> None:
@@ -32,13 +32,14 @@ class GateCall:
         self.routing = routing
         self.groups = groups
         self.keeps = keeps
-        self.group_of = {int(expert): group for group, expert in enumerate(groups.expert_ids)}
+        self.group_of = {expert: group for group, expert in enumerate(groups.expert_ids.tolist())}
         self.ready: list[int] = []
         self.gate_up_ready: list[int] = []
         self.down_ready: list[int] = []
         self.gated: set[int] = set()
         self.todo: deque[int] = deque()
         self.open_groups = len(self.group_of)
+        self.all_stay = False
 
     def note_landed(self, load: Load) -> None:
         """Sort a demanded load by what has landed of it; called after each of its arrivals."""

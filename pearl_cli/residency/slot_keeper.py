@@ -73,6 +73,12 @@ class SlotKeeper:
                 if arrival.load.expert not in self.state(arrival.load.layer).loads:
                     pending.discard(arrival.load)
 
+    def nothing_leaves(self, state: LayerState) -> bool:
+        """Whether the budget keeps every expert of the layer and no forecast is about: `drop_unwanted` finds nothing.
+        """
+        everything = state.cache.capacity == state.num_experts and not state.cache.logical
+        return everything and not state.loads and self._prefetcher is None and not self._ahead
+
     def drop_unwanted(self, state: LayerState, call: GateCall) -> None:
         """Free the slots of experts that the budget no longer keeps and this call does not use; drop forecasts that
         were wrong.

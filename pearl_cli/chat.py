@@ -15,6 +15,7 @@ from pearl_cli.conversation import Conversation
 from pearl_cli.engine import Generation
 from pearl_cli.interrupt import Interrupt
 from pearl_cli.residency.stats import TokenStats
+from pearl_cli.routing.mark import steered_mark
 from pearl_cli.sampling import RANDOM_SEED, Sampler, SamplingParams
 from pearl_cli.session import Session
 from pearl_cli.terminal import Progress
@@ -69,6 +70,7 @@ class Chat:
         self._stop_strings = list(stop_strings)
         self._template_variables = dict(template_variables or {})
         self._warned = False
+        self._marked: str | None = None
         self._replies = 0
 
     def reply(self, text: str) -> ReplyStats:
@@ -105,8 +107,16 @@ class Chat:
         finally:
             self.conversation.answer(reply)
         elapsed_ms = (time.perf_counter() - started) * 1e3 - generation.prompt_ms
+        self._mark()
         self.last = _stats(generation, stream.stopped, count, elapsed_ms, decode)
         return self.last
+
+    def _mark(self) -> None:
+        """Say once a setting that replies under it are not the model's exact ones."""
+        mark = steered_mark(self.session.opened.routing)
+        if mark is not None and mark != self._marked:
+            self.session.terminal.note(mark)
+        self._marked = mark
 
     def _show(self, text: str) -> str:
         self.session.terminal.reply(text)

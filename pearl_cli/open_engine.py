@@ -68,16 +68,16 @@ class OpenedEngine:
     predictor: str
     routing: RoutingSettings
     policy: RoutingPolicy
+    options: RunOptions
     expert_bytes_total: int
     profile: UsageProfile | None
     _reader: DiskReader
-    _options: RunOptions
     _notify: Callable[[str], None] | None
 
     def routing_for(self, settings: RoutingSettings) -> RoutingPolicy:
         """A policy of these settings with an empty logical cache, not in force yet. Raises UsageError."""
         policy = open_routing(
-            settings, self.gguf, self.config, self._options, self.engine.model.routers, self.backend,
+            settings, self.gguf, self.config, self.options, self.engine.model.routers, self.backend,
             self.plan.slots.capacities, self._notify,
         )  # fmt: skip
         if isinstance(policy, PhysicalCachePrior):
@@ -173,7 +173,7 @@ def _open(
         engine=engine, gguf=gguf, config=config, plan=plan, controller=controller, backend=backend, threads=threads,
         evict=evict, predictor=forecasting.name, routing=settings, policy=routing,
         expert_bytes_total=places.expert_bytes_total, profile=profile if use_profile else None,
-        _reader=reader, _options=options, _notify=notify,
+        _reader=reader, options=options, _notify=notify,
     )  # fmt: skip
     try:
         if not settings.exact:

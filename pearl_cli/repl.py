@@ -8,6 +8,7 @@ from pathlib import Path
 from models.errors import PearlError
 from pearl_cli.chat import Chat
 from pearl_cli.line_input import LineInput, open_line_input
+from pearl_cli.repl_routing import change_routing, show_routing
 from pearl_cli.repl_settings import change_setting, show_settings
 from pearl_cli.repl_stats import residency_table
 from pearl_cli.terminal import Terminal
@@ -19,6 +20,7 @@ COMMANDS = {
     "/system TEXT": "set the system text (without TEXT: show it) and forget the conversation",
     "/read FILE": "ask with the contents of a file",
     "/stats": "expert residency, hit rate, bytes and waiting so far",
+    "/routing FLAGS": "change who chooses experts, e.g. psr --lambda 0.1, or exact (without FLAGS: show it)",
     "/set NAME VALUE": "change a sampling setting (without NAME: show them all)",
     "/exit": "leave (also /quit, or end of input)",
 }
@@ -41,6 +43,7 @@ class Repl:
             "/system": self._system,
             "/read": self._read,
             "/stats": lambda _: self._terminal.note(residency_table(self._chat.session.opened)),
+            "/routing": self._routing,
             "/set": self._set,
             "/exit": self._exit,
             "/quit": self._exit,
@@ -120,6 +123,10 @@ class Repl:
             self._terminal.warn(f"{name}: {reason}")
             return
         self.ask(text)
+
+    def _routing(self, rest: str) -> None:
+        opened = self._chat.session.opened
+        self._terminal.note(change_routing(opened, rest) if rest else show_routing(opened))
 
     def _set(self, rest: str) -> None:
         if not rest:

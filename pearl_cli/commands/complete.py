@@ -42,6 +42,7 @@ def command(
     from contextlib import nullcontext
 
     from pearl_cli.completion import complete
+    from pearl_cli.routing.mark import steered_mark
     from pearl_cli.session import open_session
     from pearl_cli.terminal import Terminal
     from pearl_cli.text_file import read_text
@@ -58,9 +59,13 @@ def command(
         with recording(trace, session.opened) if timeline is not None else nullcontext():
             done = complete(session, text, params, predict, special, ignore_eos, reverse_prompt, show)
         if as_json:
-            click.echo(json.dumps(done.record(), ensure_ascii=False))
+            record = done.record() | {"routing": session.opened.routing.label()}
+            click.echo(json.dumps(record, ensure_ascii=False))
         else:
             terminal.newline()
+            mark = steered_mark(session.opened.routing)
+            if mark is not None:
+                terminal.note(mark)
         if timeline is not None:
             terminal.note(f"{timeline}: {trace.write(timeline)} events, {trace.dropped} left out")
         return 130 if done.finish_reason == "cancelled" else 0

@@ -39,16 +39,17 @@ def command(
     compare: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    from pearl_cli.evaluate.compare_flags import parse_compared
     from pearl_cli.evaluate.evaluation import EvalRequest, evaluate
     from pearl_cli.evaluate.open_for_eval import open_for_eval
     from pearl_cli.evaluate.report import result_table
     from pearl_cli.evaluate.text_ids import read_ids
+    from pearl_cli.routing.parse_flags import parse_routing
     from pearl_cli.routing.settings import routing_settings
     from pearl_cli.terminal import Progress, Terminal
 
     terminal = Terminal()
-    settings = [routing_settings(options, simulated=True), *(parse_compared(flags, options) for flags in compare)]
+    settings = [routing_settings(options, simulated=True)]
+    settings += [parse_routing(flags, options, "--compare", simulated=True) for flags in compare]
     request = EvalRequest(settings, score, chunks, logits=logits, kld_base=kld_base)
     with open_for_eval(options, request, terminal) as session:
         ids = read_ids(file, session.tokenizer, session.opened.gguf.metadata)

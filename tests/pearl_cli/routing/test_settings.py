@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from models.errors import UsageError
-from pearl_cli.evaluate.compare_flags import parse_compared
 from pearl_cli.options import ROUTINGS, RunOptions, Size
+from pearl_cli.routing.parse_flags import parse_routing
 from pearl_cli.routing.settings import CACHE_AWARE, routing_settings
 
 PLAIN = RunOptions(model=Path("m.gguf"))
@@ -59,14 +59,16 @@ def test_flags_that_do_not_apply_are_refused(changes: dict[str, object], words: 
 
 def test_a_compared_setting_inherits_cache_and_eviction_only() -> None:
     options = replace(PLAIN, routing="psr", lambda_="0.3", residency=Size(percent=25), evict="lru")
-    other = parse_compared("--routing cache-prior --top-j 2", options)
+    other = parse_routing("--routing cache-prior --top-j 2", options, "--compare")
     assert (other.name, other.lambda_, other.top_j) == ("cache-prior", 0.1, 2)
     assert (other.residency, other.evict) == (0.25, "lru")
-    assert parse_compared("--evict lfu --residency 50%", options).residency == 0.5
-    assert parse_compared("", options).exact
+    assert parse_routing("psr --evict lfu --residency 50%", options, "/routing").residency == 0.5
+    simulated = parse_routing("", options, "--compare", simulated=True)
+    assert (simulated.exact, simulated.residency) == (True, 0.25)
+    assert parse_routing("exact", options, "/routing").residency is None
 
 
 @pytest.mark.parametrize("text", ["--routing nonsense", "--lambda x --routing psr", "--frequency 3", "'"])
 def test_a_compared_setting_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--compare"):
-        parse_compared(text, PLAIN)
+        parse_routing(text, PLAIN, "--compare")

@@ -39,7 +39,7 @@ def command(
     seed: int,
 ) -> None:
     from pearl_cli.predict.judge import judged
-    from pearl_cli.predict.predictor_file import PredictorCard, load_predictor, save_predictor
+    from pearl_cli.predict.predictor_file import PredictorCard, as_stored, save_predictor
     from pearl_cli.predict.train_data import load_recorded, split_by_turn
     from pearl_cli.terminal import Progress, Terminal
 
@@ -72,8 +72,7 @@ def command(
         recall=(0.0,) * options.horizon,
         ece=0.0,
     )
-    save_predictor(out, card, tensors)
-    card, stored = load_predictor(out)  # judged as stored, in half precision
+    stored = as_stored(tensors)
     card = judged(held_out, card, stored)
     save_predictor(out, card, stored)
     for line in card.lines():

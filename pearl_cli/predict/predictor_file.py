@@ -69,7 +69,7 @@ def save_predictor(path: Path, card: PredictorCard, tensors: dict[str, np.ndarra
     writer.add_array(f"{_PREFIX}recall", [float(value) for value in card.recall])
     writer.add_float32(f"{_PREFIX}ece", card.ece)
     for name, array in tensors.items():
-        writer.add_tensor(name, np.ascontiguousarray(array, np.float16 if array.ndim > 1 else np.float32))
+        writer.add_tensor(name, np.ascontiguousarray(array, _stored_type(array)))
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -78,6 +78,15 @@ def save_predictor(path: Path, card: PredictorCard, tensors: dict[str, np.ndarra
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def as_stored(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """float32 copies with the rounding that storing does."""
+    return {name: np.ascontiguousarray(a, _stored_type(a)).astype(np.float32) for name, a in tensors.items()}
+
+
+def _stored_type(array: np.ndarray) -> type[np.floating[Any]]:
+    return np.float16 if array.ndim > 1 else np.float32
 
 
 _COUNTS = (

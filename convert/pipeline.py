@@ -9,9 +9,13 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+
 from convert.gguf_layout import OutputTensor
+from convert.imatrix import Floats, ImportanceMatrix
 from convert.plan import ConvertOptions, Plan, plan_conversion
 from convert.quantize import quantize_rows
 from convert.rows import Bytes
@@ -56,7 +60,7 @@ def convert(
 
 def write_plan(plan: Plan, threads: int, progress: Progress | None) -> Path:
     """Write the files of `plan`; `threads` 0 means one for each core this process may use."""
-    jobs_for = partial(_jobs, parts=plan.parts)
+    jobs_for = partial(_jobs, parts=plan.parts, imatrix=plan.imatrix)
     return write_files(plan.layouts, jobs_for, plan.fingerprint, threads or usable_cores(), progress)
 
 
@@ -64,14 +68,19 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _jobs(tensor: OutputTensor, parts: dict[str, list[SourceTensor]]) -> list[Job]:
+def _jobs(
+    tensor: OutputTensor, parts: dict[str, list[SourceTensor]], imatrix: ImportanceMatrix | None = None
+) -> list[Job]:
     """The jobs that make `tensor`, a piece of rows each; rows that keep their type are copied as they are."""
     jobs: list[Job] = []
     for part in parts[tensor.name]:
         copies = part.rows.quant_type is tensor.quant_type
         size = row_bytes(tensor.quant_type, part.rows.n_cols)
         at_once = max(1, _PIECE_BYTES // size if copies else _PIECE_WEIGHTS // part.rows.n_cols)
-        make = _copy if copies else partial(_convert, quant_type=tensor.quant_type)
+        make: Callable[..., Bytes] = _copy
+        if not copies:
+            importance = None if imatrix is None else imatrix.rows_for(part.name, part.shape)
+            make = partial(_convert, quant_type=tensor.quant_type, importance=importance)
         for first in range(0, part.rows.n_rows, at_once):
             jobs.append(partial(make, part, first, min(at_once, part.rows.n_rows - first)))
     return jobs
@@ -81,5 +90,14 @@ def _copy(part: SourceTensor, first: int, n: int) -> Bytes:
     return part.rows.raw(first, n)
 
 
-def _convert(part: SourceTensor, first: int, n: int, quant_type: QuantType) -> Bytes:
-    return quantize_rows(part.rows.floats(first, n), quant_type, part.name)
+def _convert(part: SourceTensor, first: int, n: int, quant_type: QuantType, importance: Floats | None) -> Bytes:
+    values = part.rows.floats(first, n)
+    if importance is None:
+        return quantize_rows(values, quant_type, part.name)
+    each = part.rows.n_rows // importance.shape[0]
+    borders = range((first // each + 1) * each, first + n, each)
+    pieces = [
+        quantize_rows(values[start - first : end - first], quant_type, part.name, importance[start // each])
+        for start, end in pairwise([first, *borders, first + n])
+    ]
+    return np.concatenate(pieces)

@@ -14,6 +14,7 @@ import numpy as np
 
 from convert.gguf_layout import FileLayout, OutputTensor
 from convert.gguf_metadata import Metadata
+from convert.imatrix import ImportanceMatrix, read_imatrix
 from convert.mixes import MixFacts
 from convert.quantize import F16_MAX
 from convert.recipe import Recipe, parse_recipe
@@ -42,6 +43,7 @@ class ConvertOptions:
     with_vocab: bool = True
     pre: str | None = None
     threads: int = 0
+    imatrix: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Plan:
     parts: dict[str, list[SourceTensor]]
     fingerprint: str
     notes: list[str]
+    imatrix: ImportanceMatrix | None = None
 
 
 def plan_conversion(source: Source, out: Path, options: ConvertOptions) -> Plan:
@@ -72,9 +75,11 @@ def plan_conversion(source: Source, out: Path, options: ConvertOptions) -> Plan:
     if file_type is not None:
         metadata.u32("general.file_type", file_type)
     outputs, parts = _outputs(source, types, options.merge)
-    metadata.string(SET_ID_KEY, _set_id(source, metadata, outputs))
+    imatrix = None if options.imatrix is None else _read_importances(options.imatrix, source, types, metadata, notes)
+    extra = "" if imatrix is None else imatrix.digest
+    metadata.string(SET_ID_KEY, _set_id(source, metadata, outputs, extra))
     layouts = _lay_out(source, recipe, out, options, metadata, outputs)
-    return Plan(layouts, parts, _fingerprint(source, layouts), notes + recipe.notes())
+    return Plan(layouts, parts, _fingerprint(source, layouts), notes + recipe.notes(), imatrix)
 
 
 def _stored_type(tensor: SourceTensor) -> QuantType:
@@ -89,6 +94,24 @@ def _usual_type(source: Source) -> QuantType:
         if len(tensor.shape) > 1:
             weights[_stored_type(tensor)] += tensor.rows.n_rows * tensor.rows.n_cols
     return weights.most_common(1)[0][0]
+
+
+def _read_importances(
+    path: Path, source: Source, types: dict[str, QuantType], metadata: Metadata, notes: list[str]
+) -> ImportanceMatrix:
+    """The importance matrix at `path`, checked against the model; what it leaves open is noted."""
+    from kernels.cpu.quantize import WEIGHTED_TYPES
+
+    imatrix = read_imatrix(path)
+    found = {tensor.name: imatrix.rows_for(tensor.name, tensor.shape) for tensor in source.tensors}
+    searched = [name for name in found if types[name] in WEIGHTED_TYPES]
+    if all(rows is None for rows in found.values()):
+        raise UsageError(f"--imatrix {path}: holds nothing for this model; its first entry is {min(imatrix.entries)}")
+    without = [name for name in searched if found[name] is None]
+    if without:
+        notes.append(f"--imatrix has nothing for {len(without)} of {len(searched)} matrices, first {without[0]}")
+    imatrix.add_metadata(metadata)
+    return imatrix
 
 
 def _mix_facts(source: Source) -> MixFacts:
@@ -187,11 +210,11 @@ def _lay_out(
     return layouts
 
 
-def _set_id(source: Source, metadata: Metadata, outputs: list[OutputTensor]) -> str:
+def _set_id(source: Source, metadata: Metadata, outputs: list[OutputTensor], extra: str) -> str:
     """Names what is in the files: the same for the same weights and options wherever they lie, another for any other
     model. Weights are told apart by samples of them.
     """
-    digest = hashlib.sha256(metadata.encode())
+    digest = hashlib.sha256(metadata.encode() + extra.encode())
     for tensor in outputs:
         digest.update(f"{tensor.name} {tensor.shape} {tensor.quant_type.name}\n".encode())
     for path in source.paths:

@@ -13,8 +13,9 @@ Floats = NDArray[np.float32]
 F16_MAX = 65504.0
 
 
-def quantize_rows(values: Floats, quant_type: QuantType, name: str) -> Bytes:
-    """`values` [n, n_cols] stored as `quant_type`, flat uint8. `name` is the tensor's, for messages.
+def quantize_rows(values: Floats, quant_type: QuantType, name: str, importance: Floats | None = None) -> Bytes:
+    """`values` [n, n_cols] stored as `quant_type`, flat uint8. `name` is the tensor's, for messages; `importance`
+    [n_cols] says how much an error in each column counts.
 
     Raises ConversionError where the type cannot hold a value (not finite, or beyond 65504 for F16).
     """
@@ -36,7 +37,7 @@ def quantize_rows(values: Floats, quant_type: QuantType, name: str) -> Bytes:
         return halves.reshape(-1).view(np.uint8)
     from kernels.cpu.quantize import quantize_blocks
 
-    blocks: Bytes = quantize_blocks(values, quant_type).reshape(-1)
+    blocks: Bytes = quantize_blocks(values, quant_type, importance).reshape(-1)
     return blocks
 
 

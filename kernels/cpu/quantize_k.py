@@ -13,15 +13,18 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from kernels.cpu.quantize_importance import mean_squares, per_block, weigh
+
 SUPER = 256
 _FAST = {"reassoc", "nsz", "contract"}  # sums may be split into lanes; the inputs are finite
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
-def _search(x, sub, top, first_step, n_steps, mean_weight, scales, mins):
+def search_scales(x, importance, squares, sub, top, first_step, n_steps, mean_weight, scales, mins):
     """Best scale and minimum (stored negated: >= 0) of every sub-block of `sub` weights; codes 0 .. top.
 
-    A weight counts `mean_weight` times the sub-block's root mean square plus its own magnitude. Steps tried: the full
+    A weight counts as `importance` (with `squares`) says, see `quantize_importance`; where that is empty, `mean_weight`
+    times the sub-block's root mean square plus its own magnitude. Steps tried: the full
     range over top + first_step, + 0.1, ... `n_steps` times, beside the full range over top.
     """
     # Local contiguous buffers: loops over them vectorise, loops over x[b, s * sub + i] do not.
@@ -50,6 +53,9 @@ def _search(x, sub, top, first_step, n_steps, mean_weight, scales, mins):
             sum_x2 = zero
             for i in range(sub):
                 w[i] = base + abs(v[i])
+            if importance.shape[0] > 0:
+                weigh(importance, squares[b], b, s * sub, v, w)
+            for i in range(sub):
                 wx[i] = w[i] * v[i]
                 sum_w += w[i]
                 sum_x += wx[i]
@@ -113,7 +119,7 @@ def _codes(x, sub, top, steps, offsets, codes):
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
-def _refine(x, sub, top, mean_weight, code_top, d, dmin, scale_codes, min_codes):
+def _refine(x, importance, squares, sub, top, mean_weight, code_top, d, dmin, scale_codes, min_codes):
     """Move each stored scale and minimum by at most one to where the weighted error of the rounded weights is least."""
     v = np.empty(sub, np.float32)
     w = np.empty(sub, np.float32)
@@ -128,6 +134,8 @@ def _refine(x, sub, top, mean_weight, code_top, d, dmin, scale_codes, min_codes)
             base = np.float32(mean_weight) * np.sqrt(square / np.float32(sub))
             for i in range(sub):
                 w[i] = base + abs(v[i])
+            if importance.shape[0] > 0:
+                weigh(importance, squares[b], b, s * sub, v, w)
             scale_code = np.int32(scale_codes[b, s])
             min_code = np.int32(min_codes[b, s])
             best = np.float32(np.inf)
@@ -157,16 +165,27 @@ def _quantized_scales(scales: np.ndarray, top: int) -> tuple[np.ndarray, np.ndar
     return (largest / np.float32(top)).astype("<f2"), multiples
 
 
-def _quantize(x: np.ndarray, sub: int, top: int, first_step: float, n_steps: int, mean_weight: float, scale_top: int):
+def _quantize(
+    x: np.ndarray,
+    importance: np.ndarray | None,
+    sub: int,
+    top: int,
+    first_step: float,
+    n_steps: int,
+    mean_weight: float,
+    scale_top: int,
+    sigma: float = 2.0,
+):
     """(d, dmin as float16; scale and minimum multiples; codes) of every super-block of `x`."""
     blocks = x.reshape(-1, SUPER)
+    own, squares = per_block(importance, SUPER), mean_squares(blocks, sigma)
     n_sub = SUPER // sub
     scales, mins = np.zeros((blocks.shape[0], n_sub), np.float32), np.zeros((blocks.shape[0], n_sub), np.float32)
-    _search(blocks, sub, top, first_step, n_steps, mean_weight, scales, mins)
+    search_scales(blocks, own, squares, sub, top, first_step, n_steps, mean_weight, scales, mins)
     d, scale_codes = _quantized_scales(scales, scale_top)
     dmin, min_codes = _quantized_scales(mins, scale_top)
     halves = d.astype(np.float32), dmin.astype(np.float32)
-    _refine(blocks, sub, top, mean_weight, scale_top, *halves, scale_codes, min_codes)
+    _refine(blocks, own, squares, sub, top, mean_weight, scale_top, *halves, scale_codes, min_codes)
     codes = np.empty(blocks.shape, np.uint8)
     steps, offsets = halves[0][:, None] * scale_codes, halves[1][:, None] * min_codes
     _codes(blocks, sub, top, steps, offsets, codes)
@@ -186,11 +205,11 @@ def _pack_head(out: np.ndarray, d: np.ndarray, dmin: np.ndarray, scales: np.ndar
     out[:, 12:16] = (scales[:, 4:] & 15) | (mins[:, 4:] & 15) << 4
 
 
-def quantize_q4_k(x: np.ndarray) -> np.ndarray:
+def quantize_q4_k(x: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
     """float32 [..] of whole super-blocks -> uint8 [n, 144]: head, then 4 x 32 bytes, each the nibbles of two
     sub-blocks.
     """
-    d, dmin, scales, mins, codes = _quantize(x, 32, 15, -1.0, 21, 1.0, 63)
+    d, dmin, scales, mins, codes = _quantize(x, importance, 32, 15, -1.0, 21, 1.0, 63)
     out = np.empty((codes.shape[0], 144), np.uint8)
     _pack_head(out, d, dmin, scales, mins)
     pairs = codes.reshape(-1, 4, 2, 32)
@@ -198,11 +217,11 @@ def quantize_q4_k(x: np.ndarray) -> np.ndarray:
     return out
 
 
-def quantize_q5_k(x: np.ndarray) -> np.ndarray:
+def quantize_q5_k(x: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
     """-> uint8 [n, 176]: head, 32 bytes of fifth bits (bit s of byte i: weight i of sub-block s), then nibbles as in
     Q4_K.
     """
-    d, dmin, scales, mins, codes = _quantize(x, 32, 31, -0.5, 16, 1.0, 63)
+    d, dmin, scales, mins, codes = _quantize(x, importance, 32, 31, -0.5, 16, 1.0, 63)
     out = np.empty((codes.shape[0], 176), np.uint8)
     _pack_head(out, d, dmin, scales, mins)
     by_sub = codes.reshape(-1, 8, 32)
@@ -212,13 +231,13 @@ def quantize_q5_k(x: np.ndarray) -> np.ndarray:
     return out
 
 
-def quantize_q2_k(x: np.ndarray) -> np.ndarray:
+def quantize_q2_k(x: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
     """-> uint8 [n, 84]: 16 bytes (scale | minimum << 4), 64 bytes of 2-bit codes, d, dmin.
 
     Byte i of each half's 32 code bytes holds weights i, 32 + i, 64 + i, 96 + i of that half in its bit pairs from the
     lowest.
     """
-    d, dmin, scales, mins, codes = _quantize(x, 16, 3, -0.5, 16, 0.0, 15)
+    d, dmin, scales, mins, codes = _quantize(x, importance, 16, 3, -0.5, 16, 0.0, 15, 1.0)
     out = np.empty((codes.shape[0], 84), np.uint8)
     out[:, :16] = scales | mins << 4
     quarters = codes.reshape(-1, 2, 4, 32)

@@ -12,14 +12,17 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from kernels.cpu.quantize_importance import NONE, mean_squares, per_block, weigh
+
 SUPER, SUB = 256, 16
 _FAST = {"reassoc", "nsz", "contract"}
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
-def _search(x, sub, half, mean_weight, scales):
+def search_scales(x, importance, squares, sub, half, mean_weight, scales):
     """Best scale of every sub-block for codes -half .. half - 1 (`sub` weights each, a run-time number so that LLVM
-    vectorises the loops over them instead of unrolling). The largest weight's code is -half at the middle step."""
+    vectorises the loops over them instead of unrolling). The largest weight's code is -half at the middle step. Weights
+    count as `importance` (with `squares`) says, see `quantize_importance`, or as above where that is empty."""
     # Local contiguous buffers: loops over them vectorise, loops over x[b, s * sub + i] do not.
     v = np.empty(sub, np.float32)
     w = np.empty(sub, np.float32)
@@ -40,6 +43,9 @@ def _search(x, sub, half, mean_weight, scales):
             base = np.float32(mean_weight) * square / np.float32(sub)
             for i in range(sub):
                 w[i] = base + v[i] * v[i]
+            if importance.shape[0] > 0:
+                weigh(importance, squares[b], b, s * sub, v, w)
+            for i in range(sub):
                 wx[i] = w[i] * v[i]
             signed = high if high > -low else low
             scales[b, s] = zero
@@ -60,7 +66,7 @@ def _search(x, sub, half, mean_weight, scales):
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
-def _refine(x, sub, half, mean_weight, scale_half, d, scale_codes):
+def _refine(x, importance, squares, sub, half, mean_weight, scale_half, d, scale_codes):
     """Move each stored scale by at most one to where the weighted error of the rounded weights is least."""
     v = np.empty(sub, np.float32)
     w = np.empty(sub, np.float32)
@@ -76,6 +82,8 @@ def _refine(x, sub, half, mean_weight, scale_half, d, scale_codes):
             base = np.float32(mean_weight) * square / np.float32(sub)
             for i in range(sub):
                 w[i] = base + v[i] * v[i]
+            if importance.shape[0] > 0:
+                weigh(importance, squares[b], b, s * sub, v, w)
             scale_code = np.int32(scale_codes[b, s])
             best = np.float32(np.inf)
             for attempt in range(max(scale_code - 1, -scale_half), min(scale_code + 1, scale_half - 1) + 1):
@@ -104,31 +112,32 @@ def _codes(x, half, steps, codes):
 
 
 def _quantize(
-    x: np.ndarray, half: int, mean_weight: float, scale_half: int
+    x: np.ndarray, importance: np.ndarray | None, half: int, mean_weight: float, scale_half: int, sigma: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(d as float16 [n], signed scale codes -scale_half .. scale_half - 1 [n, 16], codes [n, 256])."""
     blocks = x.reshape(-1, SUPER)
+    own, squares = per_block(importance, SUPER), mean_squares(blocks, sigma)
     scales = np.empty((blocks.shape[0], SUPER // SUB), np.float32)
-    _search(blocks, SUB, half, mean_weight, scales)
+    search_scales(blocks, own, squares, SUB, half, mean_weight, scales)
     largest = np.take_along_axis(scales, np.abs(scales).argmax(axis=1)[:, None], axis=1)
     inverse = np.divide(np.float32(-scale_half), largest, out=np.zeros_like(largest), where=np.abs(largest) > 1e-15)
     scale_codes = np.clip(np.rint(scales * inverse), -scale_half, scale_half - 1).astype(np.int8)
     d = np.divide(np.float32(1), inverse, out=np.zeros_like(inverse), where=inverse != 0).astype("<f2")
     rounded = d.astype(np.float32)
-    _refine(blocks, SUB, half, mean_weight, scale_half, rounded[:, 0].copy(), scale_codes)
+    _refine(blocks, own, squares, SUB, half, mean_weight, scale_half, rounded[:, 0].copy(), scale_codes)
     codes = np.empty(blocks.shape, np.uint8)
     _codes(blocks, half, rounded * scale_codes, codes)
     return d[:, 0], scale_codes, codes
 
 
-def quantize_q6_k(x: np.ndarray) -> np.ndarray:
+def quantize_q6_k(x: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
     """float32 [..] of whole super-blocks -> uint8 [n, 210]: 128 bytes of low nibbles, 64 of high bit pairs, 16 int8
     scales, d.
 
     In each half of 128 weights: byte i (0..31) has the nibbles of weights i and 64 + i, byte 32 + i those of 32 + i
     and 96 + i; high byte i the upper bits of weights i, 32 + i, 64 + i, 96 + i from its lowest pair up.
     """
-    d, scale_codes, codes = _quantize(x, 32, 0.0, 128)
+    d, scale_codes, codes = _quantize(x, importance, 32, 0.0, 128, NONE)
     out = np.empty((codes.shape[0], 210), np.uint8)
     quarters = codes.reshape(-1, 2, 4, 32)
     low = quarters & 15
@@ -140,13 +149,13 @@ def quantize_q6_k(x: np.ndarray) -> np.ndarray:
     return out
 
 
-def quantize_q3_k(x: np.ndarray) -> np.ndarray:
+def quantize_q3_k(x: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
     """-> uint8 [n, 110]: 32 bytes of third bits, 64 of 2-bit codes (as in Q2_K), 12 of 6-bit scales, d.
 
     Bit k of third-bit byte i belongs to weight 32 * k + i. Scales are stored plus 32: bytes 0-7 hold the low nibbles
     of scale i and 8 + i, bytes 8-11 the upper bit pairs of scales i, 4 + i, 8 + i, 12 + i.
     """
-    d, scale_codes, codes = _quantize(x, 4, 0.5, 32)
+    d, scale_codes, codes = _quantize(x, importance, 4, 0.5, 32, 2.0)
     out = np.empty((codes.shape[0], 110), np.uint8)
     eighths = codes.reshape(-1, 8, 32)
     out[:, :32] = np.bitwise_or.reduce((eighths >> 2) << np.arange(8, dtype=np.uint8)[:, None], axis=1)

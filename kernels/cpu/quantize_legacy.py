@@ -99,26 +99,20 @@ def quantize_q8_0(x: np.ndarray) -> np.ndarray:
     return out
 
 
-def _quantize_signed(x: np.ndarray, half: int, n_bytes: int) -> np.ndarray:
-    blocks = _blocks(x)
-    out = np.empty((blocks.shape[0], n_bytes), np.uint8)
-    d = np.empty(blocks.shape[0], np.float32)
-    codes = np.empty(blocks.shape, np.uint8)
-    _signed_codes(blocks, codes, d, half)
-    _pack_nibbles(codes, out, n_bytes - 16)
+def pack_signed(codes: np.ndarray, d: np.ndarray, half: int) -> np.ndarray:
+    """uint8 codes [n, 32] and float32 scales [n] as Q4_0 (`half` 8) or Q5_0 (16) blocks."""
+    out = np.empty((codes.shape[0], 18 if half == 8 else 22), np.uint8)
+    _pack_nibbles(codes, out, out.shape[1] - 16)
     if half == 16:
         _pack_fifth_bits(codes, out, 2)
     _put_halves(out, 0, d)
     return out
 
 
-def _quantize_offset(x: np.ndarray, top: int, n_bytes: int) -> np.ndarray:
-    blocks = _blocks(x)
-    out = np.empty((blocks.shape[0], n_bytes), np.uint8)
-    d, m = np.empty(blocks.shape[0], np.float32), np.empty(blocks.shape[0], np.float32)
-    codes = np.empty(blocks.shape, np.uint8)
-    _offset_codes(blocks, codes, d, m, top)
-    _pack_nibbles(codes, out, n_bytes - 16)
+def pack_offset(codes: np.ndarray, d: np.ndarray, m: np.ndarray, top: int) -> np.ndarray:
+    """uint8 codes [n, 32], float32 scales and minima [n] as Q4_1 (`top` 15) or Q5_1 (31) blocks."""
+    out = np.empty((codes.shape[0], 20 if top == 15 else 24), np.uint8)
+    _pack_nibbles(codes, out, out.shape[1] - 16)
     if top == 31:
         _pack_fifth_bits(codes, out, 4)
     _put_halves(out, 0, d)
@@ -126,21 +120,37 @@ def _quantize_offset(x: np.ndarray, top: int, n_bytes: int) -> np.ndarray:
     return out
 
 
+def _quantize_signed(x: np.ndarray, half: int) -> np.ndarray:
+    blocks = _blocks(x)
+    d = np.empty(blocks.shape[0], np.float32)
+    codes = np.empty(blocks.shape, np.uint8)
+    _signed_codes(blocks, codes, d, half)
+    return pack_signed(codes, d, half)
+
+
+def _quantize_offset(x: np.ndarray, top: int) -> np.ndarray:
+    blocks = _blocks(x)
+    d, m = np.empty(blocks.shape[0], np.float32), np.empty(blocks.shape[0], np.float32)
+    codes = np.empty(blocks.shape, np.uint8)
+    _offset_codes(blocks, codes, d, m, top)
+    return pack_offset(codes, d, m, top)
+
+
 def quantize_q4_0(x: np.ndarray) -> np.ndarray:
     """-> uint8 [n_blocks, 18]: f16 scale, 16 bytes of nibbles."""
-    return _quantize_signed(x, 8, 18)
+    return _quantize_signed(x, 8)
 
 
 def quantize_q5_0(x: np.ndarray) -> np.ndarray:
     """-> uint8 [n_blocks, 22]: f16 scale, 4 bytes of fifth bits, 16 bytes of nibbles."""
-    return _quantize_signed(x, 16, 22)
+    return _quantize_signed(x, 16)
 
 
 def quantize_q4_1(x: np.ndarray) -> np.ndarray:
     """-> uint8 [n_blocks, 20]: f16 scale, f16 minimum, 16 bytes of nibbles."""
-    return _quantize_offset(x, 15, 20)
+    return _quantize_offset(x, 15)
 
 
 def quantize_q5_1(x: np.ndarray) -> np.ndarray:
     """-> uint8 [n_blocks, 24]: f16 scale, f16 minimum, 4 bytes of fifth bits, 16 bytes of nibbles."""
-    return _quantize_offset(x, 31, 24)
+    return _quantize_offset(x, 31)

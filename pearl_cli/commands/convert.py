@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     "q2_k, ...  [default: the input's]",
 )
 @click.option("--recipe", metavar="ROLE=TYPE,...", help="Types by role, e.g. attn=q8_0,exps.down=q6_k,embed=q8_0.")
+@click.option(
+    "--imatrix",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Importance matrix (llama.cpp's GGUF or .dat) that says which columns' errors count most.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
 @click.option(
     "--shard-size",

@@ -40,6 +40,7 @@ from pearl_cli.residency.disk_reader import DiskReader
 from pearl_cli.residency.eviction import make_policy
 from pearl_cli.residency.throttle import Throttle
 from pearl_cli.residency.usage_profile import UsageProfile, profile_path
+from pearl_cli.resolve_routing import resolve_routing
 from pearl_cli.routing.base import RoutingPolicy
 from pearl_cli.routing.exact import ExactRouting
 from pearl_cli.routing.physical import PhysicalCachePrior
@@ -71,8 +72,13 @@ class OpenedEngine:
     options: RunOptions
     expert_bytes_total: int
     profile: UsageProfile | None
-    _reader: DiskReader
+    reader: DiskReader
     _notify: Callable[[str], None] | None
+
+    def say(self, text: str) -> None:
+        """A line for the user."""
+        if self._notify is not None:
+            self._notify(text)
 
     def routing_for(self, settings: RoutingSettings) -> RoutingPolicy:
         """A policy of these settings with an empty logical cache, not in force yet. Raises UsageError."""
@@ -93,7 +99,7 @@ class OpenedEngine:
         if self.profile is not None:
             self.profile.save(self.controller.layers)
         self.controller.close()
-        self._reader.close()
+        self.reader.close()
         self.gguf.close()
 
     def __enter__(self) -> OpenedEngine:
@@ -173,10 +179,11 @@ def _open(
         engine=engine, gguf=gguf, config=config, plan=plan, controller=controller, backend=backend, threads=threads,
         evict=evict, predictor=forecasting.name, routing=settings, policy=routing,
         expert_bytes_total=places.expert_bytes_total, profile=profile if use_profile else None,
-        _reader=reader, options=options, _notify=notify,
+        reader=reader, options=options, _notify=notify,
     )  # fmt: skip
     try:
         if not settings.exact:
+            settings = resolve_routing(opened, settings)
             opened.route_by(settings, opened.routing_for(settings))
         _load_at_start(opened, places, progress)
     except BaseException:

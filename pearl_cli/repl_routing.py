@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pearl_cli.open_engine import OpenedEngine
+from pearl_cli.resolve_routing import resolve_routing
 from pearl_cli.routing.cache_prior import CachePriorRouting
 from pearl_cli.routing.parse_flags import parse_routing
 
@@ -21,6 +22,6 @@ def show_routing(opened: OpenedEngine) -> str:
 
 def change_routing(opened: OpenedEngine, text: str) -> str:
     """Route by the flags in `text` from now on; what to tell the user. Raises UsageError, and nothing has changed."""
-    settings = parse_routing(text, opened.options, "/routing")
+    settings = resolve_routing(opened, parse_routing(text, opened.options, "/routing"))
     opened.route_by(settings, opened.routing_for(settings))
     return f"{settings.label()}{'' if settings.exact else '; its cache starts empty'}"

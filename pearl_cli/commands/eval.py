@@ -7,6 +7,7 @@ token fed back; a logical cache of --residency is simulated whatever is in memor
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -40,9 +41,11 @@ def command(
     as_json: bool,
 ) -> None:
     from pearl_cli.evaluate.evaluation import EvalRequest, evaluate
+    from pearl_cli.evaluate.find_lambda import find_lambda
     from pearl_cli.evaluate.open_for_eval import open_for_eval
     from pearl_cli.evaluate.report import result_table
     from pearl_cli.evaluate.text_ids import read_ids
+    from pearl_cli.resolve_routing import resolve_routing
     from pearl_cli.routing.parse_flags import parse_routing
     from pearl_cli.routing.settings import routing_settings
     from pearl_cli.terminal import Progress, Terminal
@@ -53,6 +56,10 @@ def command(
     request = EvalRequest(settings, score, chunks, logits=logits, kld_base=kld_base)
     with open_for_eval(options, request, terminal) as session:
         ids = read_ids(file, session.tokenizer, session.opened.gguf.metadata)
+        if settings[0].lambda_ is None:
+            request = find_lambda(session, ids, request, file.name)
+        resolved = [resolve_routing(session.opened, each) for each in request.settings]
+        request = dataclasses.replace(request, settings=resolved)
         progress = Progress(terminal, "evaluating")
         results, windows = evaluate(session, ids, request, progress)
         terminal.end_progress()

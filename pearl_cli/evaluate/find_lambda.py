@@ -1,0 +1,34 @@
+"""Calibrate the first setting of an evaluation, store its factor beside the model, and say so."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from pearl_cli.evaluate.calibrate import GRID, calibrate
+from pearl_cli.evaluate.evaluation import EvalRequest
+from pearl_cli.predict.fingerprint import model_fingerprint
+from pearl_cli.resolve_routing import logical_evict, logical_residency
+from pearl_cli.routing.lambda_file import store_lambda
+from pearl_cli.routing.settings import RoutingSettings
+from pearl_cli.session import Session
+from pearl_cli.terminal import Progress
+
+
+def find_lambda(session: Session, ids: Sequence[int], request: EvalRequest, text: str) -> EvalRequest:
+    """`request` with the factor found in its first setting, priced against exact routing where it is the only one.
+    Raises UsageError, FileError.
+    """
+    opened, terminal = session.opened, session.terminal
+    progress = Progress(terminal, f"trying {len(GRID)} factors")
+    found = calibrate(session, ids, request, progress)
+    terminal.end_progress()
+    evict, residency = logical_evict(opened, found), logical_residency(opened, found)
+    path = store_lambda(
+        opened.gguf.paths[0], model_fingerprint(opened.gguf), found, evict, residency, found.lambda_ or 0.0, text
+    )
+    terminal.note(f"lambda {found.lambda_:g} is the strongest of the grid within the price; stored in {path}")
+    exact = RoutingSettings(residency=found.residency, evict=found.evict)
+    others = request.settings[1:]
+    settings = [found, *others] if others else [exact, found]
+    return dataclasses.replace(request, settings=settings)

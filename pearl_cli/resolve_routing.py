@@ -1,0 +1,51 @@
+"""Turn the automatic parts of routing settings into numbers for an open engine, once, and say which."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from models.errors import UsageError
+from pearl_cli.measure_link import measure_link
+from pearl_cli.predict.choose import choose_forecasting
+from pearl_cli.predict.fingerprint import model_fingerprint
+from pearl_cli.routing.lambda_file import stored_lambda
+from pearl_cli.routing.settings import RoutingSettings
+
+if TYPE_CHECKING:
+    from pearl_cli.open_engine import OpenedEngine
+
+
+def resolve_routing(opened: OpenedEngine, settings: RoutingSettings) -> RoutingSettings:
+    """`settings` with a bonus factor from the file beside the model and inserts from speeds measured now (which empties
+    the sequence). Raises UsageError where there is nothing to go by.
+    """
+    if settings.inserts is None:
+        if opened.plan.all_resident:
+            raise UsageError("--inserts auto measures copies, and every expert is in memory; give a number")
+        speed = measure_link(
+            opened.engine, opened.controller.layers, opened.reader.read, lambda: opened.controller.last_call.stall_ms
+        )
+        settings = replace(settings, inserts=speed.hidden_inserts(opened.config.router.num_experts_per_tok))
+        opened.say(f"--inserts auto is {settings.inserts}: {speed.label()}")
+    if settings.lambda_ is None:
+        settings, source = stored_lambda(
+            opened.gguf.paths[0], model_fingerprint(opened.gguf), settings, logical_evict(opened, settings),
+            logical_residency(opened, settings),
+        )  # fmt: skip
+        opened.say(f"--lambda auto: {source}")
+    return settings
+
+
+def logical_evict(opened: OpenedEngine, settings: RoutingSettings) -> str:
+    """What the logical cache of `settings` evicts by, `auto` resolved."""
+    options = opened.options
+    return choose_forecasting(opened.gguf, options.predictor, options.stride, settings.evict).evict
+
+
+def logical_residency(opened: OpenedEngine, settings: RoutingSettings) -> float:
+    """Share of the experts that the logical cache of `settings` holds."""
+    if settings.residency is not None:
+        return settings.residency
+    held = [state.own_cache.capacity for state in opened.controller.layers if state is not None]
+    return sum(held) / len(held) / opened.config.router.num_experts

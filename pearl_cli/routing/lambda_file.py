@@ -1,0 +1,88 @@
+"""Calibrated bonus factors beside a model: NAME.routing.json, written by pearl eval, read by every run with
+`--lambda auto:PRICE%`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from models.errors import FileError, UsageError
+from pearl_cli.routing.settings import RoutingSettings
+
+_SAME = ("routing", "top_j", "inserts", "evict", "price")
+
+
+def lambda_path(model: Path) -> Path:
+    """NAME.routing.json beside NAME.gguf or NAME-00001-of-000NN.gguf."""
+    return model.with_name(re.sub(r"-\d{5}-of-\d{5}$", "", model.stem) + ".routing.json")
+
+
+def _key(settings: RoutingSettings, evict: str) -> dict[str, Any]:
+    return {
+        "routing": settings.name,
+        "top_j": settings.top_j,
+        "inserts": settings.inserts,
+        "evict": evict,
+        "price": settings.lambda_price,
+    }
+
+
+def store_lambda(
+    model: Path, fingerprint: str, settings: RoutingSettings, evict: str, residency: float, factor: float, text: str
+) -> Path:
+    """Add or replace the entry of `settings`, found at `residency` on `text`. Raises FileError where it cannot be
+    written or the file that is there is not of this kind.
+    """
+    path = lambda_path(model)
+    entry = {**_key(settings, evict), "residency": residency, "lambda": factor, "text": text}
+    same = (*_SAME, "residency")
+    kept = [old for old in _entries(path, fingerprint) if any(old[name] != entry[name] for name in same)]
+    content = json.dumps({"fingerprint": fingerprint, "entries": [*kept, entry]}, indent=1)
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(content, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror}") from error
+    return path
+
+
+def stored_lambda(
+    model: Path, fingerprint: str, settings: RoutingSettings, evict: str, residency: float
+) -> tuple[RoutingSettings, str]:
+    """(`settings` with the stored factor, where it comes from); of several residencies the nearest. Raises UsageError
+    where none is stored.
+    """
+    path = lambda_path(model)
+    wanted = _key(settings, evict)
+    fitting = [entry for entry in _entries(path, fingerprint) if all(entry[name] == wanted[name] for name in _SAME)]
+    if not fitting:
+        asked = ", ".join(f"{name} {value}" for name, value in wanted.items())
+        raise UsageError(
+            f"--lambda auto: {path.name} has no factor for {asked}; find it first: pearl eval -f TEXT with the same "
+            "--routing, --lambda, --inserts, --top-j, --evict and --residency"
+        )
+    best = min(fitting, key=lambda entry: abs(entry["residency"] - residency))
+    source = f"lambda {best['lambda']:g}, found on {best['text']} at a residency of {100 * best['residency']:g}%"
+    return replace(settings, lambda_=float(best["lambda"])), source
+
+
+def _entries(path: Path, fingerprint: str) -> list[dict[str, Any]]:
+    """What is stored for this very model; nothing for another one's file."""
+    if not path.is_file():
+        return []
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        entries: list[dict[str, Any]] = content["entries"]
+        if content["fingerprint"] != fingerprint:
+            return []
+        missing = [name for entry in entries for name in (*_SAME, "residency", "lambda", "text") if name not in entry]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FileError(f"{path}: not a file of pearl eval --lambda auto ({error}); remove it") from error
+    if missing:
+        raise FileError(f"{path}: an entry without {missing[0]}; remove the file")
+    return entries

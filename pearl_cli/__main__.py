@@ -26,8 +26,26 @@ def foreign_packages(root: Path) -> list[str]:
     return foreign
 
 
+def open_closed_streams() -> None:
+    """Give a standard stream that the caller closed (`>&-`) the null device.
+
+    Else the next file opened would take its number, Python has None where code writes, and `print` to a closed stderr
+    lands on stdout.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run `pearl` with `argv` (default: the process's own) and return the exit code."""
+    open_closed_streams()
     args = sys.argv[1:] if argv is None else argv
     foreign = foreign_packages(Path(__file__).resolve().parent.parent)
     if foreign:

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import click
 
@@ -76,6 +81,11 @@ def run(args: list[str]) -> int:
     debug = "--debug" in args or bool(os.environ.get("PEARL_DEBUG"))
     # --debug may stand anywhere on the line; click knows it only before the command.
     args = [arg for arg in args if arg != "--debug"]
+    with _count_interrupts() as interrupts:
+        return _run(args, debug, interrupts)
+
+
+def _run(args: list[str], debug: bool, interrupts: list[int]) -> int:
     try:
         result = cli.main(args=args, prog_name="pearl", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -88,8 +98,14 @@ def run(args: list[str]) -> int:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "pearl"
         return _report(error, f"{where}: {error.format_message()} (see {where} --help)", error.exit_code, debug)
     except (KeyboardInterrupt, click.Abort):
-        print("interrupted", file=sys.stderr)
-        return 130
+        return _interrupted()
+    except ImportError:
+        # An extension module turns a Ctrl-C during its import into an ImportError of its own.
+        if not interrupts:
+            raise
+        return _interrupted()
+    except SystemExit:  # click's answer to a broken pipe, with streams that no longer complain
+        return 0
     except PearlError as error:
         return _report(error, f"pearl: {error}", error.exit_code, debug)
     except BrokenPipeError:
@@ -99,6 +115,31 @@ def run(args: list[str]) -> int:
         return _report(error, f"pearl: {place}{error.strerror or error}", 1, debug)
     except MemoryError as error:
         return _report(error, "pearl: out of memory; lower --ram, --budget or -c", 1, debug)
+
+
+@contextmanager
+def _count_interrupts() -> Iterator[list[int]]:
+    """A list that grows by one with each Ctrl-C that reaches Python's usual handler, which raises as before."""
+    seen: list[int] = []
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        seen.append(signum)
+        signal.default_int_handler(signum, frame)
+
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupted() -> int:
+    print("interrupted", file=sys.stderr)
+    return 130
 
 
 def _report(error: BaseException, message: str, exit_code: int, debug: bool) -> int:

@@ -58,16 +58,31 @@ class SizeParam(click.ParamType[Size]):
 
     name = "size"
 
-    def __init__(self, allow_percent: bool = False) -> None:
+    def __init__(self, allow_percent: bool = False, above_zero: bool = False) -> None:
         self.allow_percent = allow_percent
+        self.above_zero = above_zero
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Size:
         if isinstance(value, Size):
             return value
         try:
-            return parse_size(str(value), self.allow_percent)
+            size = parse_size(str(value), self.allow_percent)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if self.above_zero and size == Size():
+            self.fail(f"'{value}' is nothing; write 2GiB, 1500MiB", param, ctx)
+        return size
+
+
+class StopText(click.ParamType[str]):
+    """A text that ends a reply; an empty one would end every reply before it begins."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not str(value):
+            self.fail("an empty text would stop every reply before it begins", param, ctx)
+        return str(value)
 
 
 class LambdaParam(click.ParamType[str]):
@@ -209,7 +224,7 @@ _FLAGS = [
     click.option("--io-threads", type=click.IntRange(min=1, max=64), help="Threads that read experts from disk."),
     click.option(
         "--throttle",
-        type=SizeParam(),
+        type=SizeParam(above_zero=True),
         metavar="SIZE",
         help="Read at most this many bytes a second (emulates a slower disk).",
     ),

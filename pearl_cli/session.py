@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.cpu.warmup import compiled_in_this_process
+from models.errors import GGUFError, UnsupportedTokenizer
 from models.gguf import GGUFModel
 from models.tokenizer import Tokenizer
 from pearl_cli.engine import Engine
@@ -59,6 +60,9 @@ def open_session(options: RunOptions, terminal: Terminal, use_profile: bool = Tr
     gguf = GGUFModel.open(path)
     try:
         tokenizer = Tokenizer.from_metadata(gguf.metadata)
+    except (UnsupportedTokenizer, GGUFError) as error:
+        gguf.close()
+        raise type(error)(f"{path}: {error}") from error
     except BaseException:
         gguf.close()
         raise

@@ -8,6 +8,11 @@ from pathlib import Path
 from models.errors import FileError
 
 
+def read_prompt(path: Path) -> str:
+    """Like `read_text`, without the newline that ends the last line: editors add it and nobody means it."""
+    return read_text(path).removesuffix("\n").removesuffix("\r")
+
+
 def read_text(path: Path) -> str:
     """The file's text, `-` for stdin. Raises FileError when it cannot be read or is not UTF-8."""
     try:

@@ -78,13 +78,17 @@ def read_trace(path: Path) -> RouteTrace:
         text = path.open(encoding="utf-8", newline="")
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from error
-    with text as lines:
-        if lines.readline().strip() != "# route_trace v1":
-            raise FileError(f"{path}: not a routing trace; its first line must be '# route_trace v1'")
-        about, layer_bytes, header = _read_preamble(path, lines)
-        rows, weights = _read_rows(path, lines, header)
-    num_layers = int(about.get("n_layer", len(layer_bytes)))
-    if not rows.size or sorted(layer_bytes) != list(range(num_layers)):
+    try:
+        with text as lines:
+            if lines.readline().strip() != "# route_trace v1":
+                raise FileError(f"{path}: not a routing trace; its first line must be '# route_trace v1'")
+            about, layer_bytes, header = _read_preamble(path, lines)
+            rows, weights = _read_rows(path, lines, header)
+    except UnicodeDecodeError:
+        raise FileError(f"{path}: not a routing trace; it is not text") from None
+    num_layers = len(layer_bytes)
+    layers_match = about.get("n_layer", str(num_layers)) == str(num_layers)
+    if not rows.size or not layers_match or sorted(layer_bytes) != list(range(num_layers)):
         raise FileError(
             f"{path}: {'no rows' if not rows.size else 'the preamble does not give expert_bytes of every layer'}"
         )
@@ -109,7 +113,7 @@ def _read_preamble(path: Path, lines: TextIO) -> tuple[dict[str, str], dict[int,
     layer_bytes: dict[int, int] = {}
     for line in lines:
         if not line.startswith("#"):
-            missing = [key for key in ("n_expert", "n_expert_used") if not about.get(key, "").isdigit()]
+            missing = [key for key in ("n_expert", "n_expert_used") if not about.get(key, "").isdecimal()]
             header = line.strip().split(",")
             if missing or header[: len(COLUMNS)] != list(COLUMNS):
                 what = f"no {missing[0]}= in the preamble" if missing else f"the header must begin {','.join(COLUMNS)}"
@@ -117,6 +121,8 @@ def _read_preamble(path: Path, lines: TextIO) -> tuple[dict[str, str], dict[int,
             return about, layer_bytes, header
         pairs = dict(word.split("=", 1) for word in line[1:].split() if "=" in word)
         if "layer" in pairs and "expert_bytes" in pairs:
+            if not (pairs["layer"].isdecimal() and pairs["expert_bytes"].isdecimal()):
+                raise FileError(f"{path}: not whole numbers: {line.strip()[:80]}")
             layer_bytes[int(pairs["layer"])] = int(pairs["expert_bytes"])
         else:
             about.update(pairs)
@@ -131,6 +137,8 @@ def _read_rows(path: Path, lines: TextIO, header: list[str]) -> tuple[np.ndarray
         table = np.loadtxt(text, np.float64, delimiter=",", usecols=range(7), ndmin=2, comments=None)
     except ValueError:
         raise FileError(_first_bad_row(path, text)) from None
+    if not (np.abs(table[:, :6]) < 2**53).all():  # NaN fails too
+        raise FileError(f"{path}: a row holds a number that is not finite or too large")
     return table[:, :6].astype(np.int64), table[:, 6].astype(np.float32)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from models.errors import UsageError
-from pearl_cli.options import RunOptions, run_options
+from pearl_cli.options import RunOptions, StopText, run_options
 from pearl_cli.sampling_options import SamplingFlags, sampling_options
 
 
@@ -27,7 +27,8 @@ from pearl_cli.sampling_options import SamplingFlags, sampling_options
 @click.option("-st", "--single-turn", is_flag=True, help="Leave after the first reply.")
 @click.option("-n", "--predict", "--n-predict", type=click.IntRange(min=-1), default=-1, show_default=True, metavar="N",
               help="Most tokens of a reply; -1 has no limit.")  # fmt: skip
-@click.option("-r", "--reverse-prompt", multiple=True, metavar="TEXT", help="Stop a reply at this text; repeatable.")
+@click.option("-r", "--reverse-prompt", type=StopText(), multiple=True, metavar="TEXT",
+              help="Stop a reply at this text; repeatable.")  # fmt: skip
 @click.option("--chat-template", metavar="TEXT", help="A jinja2 template instead of the model's.")
 @click.option("--chat-template-file", "--template", type=click.Path(path_type=Path), help="The same, from a file.")
 @click.option("--chat-template-kwargs", metavar="JSON", help="Further template variables, as a JSON object.")
@@ -56,10 +57,17 @@ def command(
     from pearl_cli.repl import Repl
     from pearl_cli.session import open_session
     from pearl_cli.terminal import Terminal
-    from pearl_cli.text_file import read_text
+    from pearl_cli.text_file import read_prompt, read_text
 
-    system = read_text(system_prompt_file) if system_prompt_file is not None else system_prompt
-    first = read_text(file) if file is not None else prompt
+    for text, text_file, names in (
+        (prompt, file, "-p TEXT or -f FILE"),
+        (system_prompt or None, system_prompt_file, "-sys TEXT or -sysf FILE"),
+        (chat_template, chat_template_file, "--chat-template TEXT or --chat-template-file FILE"),
+    ):
+        if text is not None and text_file is not None:
+            raise UsageError(f"give one of the two: {names}")
+    system = read_prompt(system_prompt_file) if system_prompt_file is not None else system_prompt
+    first = read_prompt(file) if file is not None else prompt
     if single_turn and first is None and sys.stdin.isatty():
         raise UsageError("--single-turn needs a message: give -p TEXT or -f FILE, or pipe one in")
     terminal = Terminal(color)

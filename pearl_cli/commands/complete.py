@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from models.errors import UsageError
-from pearl_cli.options import RunOptions, run_options
+from pearl_cli.options import RunOptions, StopText, run_options
 from pearl_cli.sampling_options import SamplingFlags, sampling_options
 
 
@@ -23,7 +23,8 @@ from pearl_cli.sampling_options import SamplingFlags, sampling_options
               help="Tokens to generate at most; -1 goes on to the end of the text or of the context.")  # fmt: skip
 @click.option("--special", is_flag=True, help="Read special tokens in the prompt as such.")
 @click.option("--ignore-eos", is_flag=True, help="Never end before -n tokens.")
-@click.option("-r", "--reverse-prompt", multiple=True, metavar="TEXT", help="Stop at this text; repeatable.")
+@click.option("-r", "--reverse-prompt", type=StopText(), multiple=True, metavar="TEXT",
+              help="Stop at this text; repeatable.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of streaming text.")
 @click.option("--timeline", type=click.Path(path_type=Path), help="Write a Chrome trace of the run to this file.")
 @sampling_options
@@ -45,12 +46,12 @@ def command(
     from pearl_cli.routing.mark import steered_mark
     from pearl_cli.session import open_session
     from pearl_cli.terminal import Terminal
-    from pearl_cli.text_file import read_text
+    from pearl_cli.text_file import read_prompt
     from pearl_cli.timeline import Timeline, recording
 
     if (prompt is None) == (file is None):
         raise UsageError("give the text to continue: either -p TEXT or -f FILE")
-    text = read_text(file) if file is not None else prompt or ""
+    text = read_prompt(file) if file is not None else prompt or ""
     terminal = Terminal()
     with open_session(options, terminal) as session:
         show = None if as_json else terminal.reply

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from models.errors import UsageError
+from models.errors import GGUFError, UnsupportedTokenizer, UsageError
 from models.gguf import GGUFModel
 from models.tokenizer import Tokenizer
 
@@ -36,7 +36,10 @@ def command(
     if (prompt is not None) + (file is not None) + jsonl > 1:
         raise UsageError("give the text once: with -p, with -f, or on standard input (--jsonl)")
     with GGUFModel.open(model) as gguf:
-        tokenizer = Tokenizer.from_metadata(gguf.metadata, pre)
+        try:
+            tokenizer = Tokenizer.from_metadata(gguf.metadata, pre)
+        except (UnsupportedTokenizer, GGUFError) as error:
+            raise type(error)(f"{model}: {error}") from error
     for note in tokenizer.notes:
         click.echo(f"warning: {note}", err=True)
     add_bos = False if no_bos else None

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tiny_gguf import write_gguf
 
 from pearl_cli.__main__ import main
 
@@ -83,6 +84,25 @@ def test_faults_are_one_line(tiny_path, capsys, args, part):
     *notes, last = err.strip().splitlines()
     assert part in last
     assert all("compiling" in note for note in notes)
+
+
+def test_the_last_newline_of_a_file_is_no_part_of_the_prompt(tiny_path, tmp_path, capsys):
+    ids = []
+    for text in ("ab", "ab\n", "ab\r\n", "ab\n\n"):
+        (tmp_path / "prompt.txt").write_bytes(text.encode())
+        assert main(["complete", "-m", str(tiny_path), "-f", str(tmp_path / "prompt.txt"), "-n", "1", "--json"]) == 0
+        ids.append(json.loads(capsys.readouterr().out)["prompt_ids"])
+    assert ids[0] == ids[1] == ids[2]
+    assert len(ids[3]) == len(ids[0]) + 1
+
+
+@pytest.mark.parametrize("command", [["complete", "-m"], ["tokenize", "-m"]])
+def test_a_model_without_a_vocabulary_is_named(tmp_path, capsys, command):
+    path = write_gguf(tmp_path / "bare.gguf", {"general.architecture": "olmoe"}, [])
+    assert main([*command, str(path), "-p", "x"]) == 2
+    err = capsys.readouterr().err
+    assert "bare.gguf" in err
+    assert "tokenizer.ggml.model is missing" in err
 
 
 def test_truncated_model(tiny_path, tmp_path, capsys):

@@ -1,5 +1,7 @@
 """The entry point: light start, exit codes, one line a fault, foreign packages noticed."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +50,10 @@ def test_every_command_in_the_table_shows_its_help(capsys):
         (["complete", "-m", "x.gguf", "-p", "x", "--ram", "lots"], "lots"),
         (["complete", "-m", "x.gguf", "-p", "x", "--budget", "140%"], "140%"),
         (["chat", "-sysf", "missing.txt"], "missing.txt"),
+        (["chat", "-p", "x", "-f", "x.txt"], "one of the two"),
+        (["chat", "-sys", "x", "-sysf", "x.txt"], "one of the two"),
+        (["complete", "-p", "x", "--throttle", "0"], "--throttle"),
+        (["complete", "-p", "x", "-r", ""], "empty text"),
     ],
 )
 def test_a_users_fault_is_one_line_and_exit_code_2(args, part, capsys):
@@ -113,6 +119,48 @@ def test_broken_pipe_is_quiet():
     command = f"{sys.executable} -m pearl_cli --help | head -1"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("args", [["--help"], ["plan"], ["plan", "--json"]])
+def test_a_closed_pipe_is_no_failure(args):
+    # The reader is gone before the first byte, so that even one buffered write meets the broken pipe.
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [sys.executable, "-m", "pearl_cli", *args], cwd=ROOT, stdout=write_end, stderr=subprocess.PIPE, check=False
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_closed_streams_are_no_fault_and_mix_nothing(tiny_path):
+    call = f"{sys.executable} -m pearl_cli complete -m {tiny_path} -n 2"
+    for closing, code in ((f"{call} -p x >&-", 0), (f"{call} -p x <&- >&- 2>&-", 0), (f"{call} -f missing 2>&-", 2)):
+        done = subprocess.run(["bash", "-c", closing], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (code, ""), closing
+        assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_that_an_extension_module_swallows_is_still_an_interrupt(monkeypatch, capsys):
+    def import_under_ctrl_c(name):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("numba._devicearray failed to import") from None
+
+    monkeypatch.setattr("pearl_cli.main.importlib.import_module", import_under_ctrl_c)
+    assert main(["plan"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_import_error_of_its_own_is_not_hidden(monkeypatch):
+    def fail(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr("pearl_cli.main.importlib.import_module", fail)
+    with pytest.raises(ImportError):
+        main(["plan"])
 
 
 def test_running_a_model_imports_no_torch(tiny_path):

@@ -113,12 +113,24 @@ def test_plot_names_every_policy(hand_trace):
             "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n0,1,zero\n",
             "row 1",
         ),
+        (
+            "# route_trace v1\n# n_layer=1 n_expert=4 n_expert_used=1\n# layer=0 expert_bytes=10\n"
+            "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n0,1,nan,0,0,1,1,0,10\n",
+            "not finite",
+        ),
+        ("# route_trace v1\n# n_expert=4\n# layer=0 expert_bytes=ten\n", "whole numbers"),
+        (
+            "# route_trace v1\n# n_layer=999999999999 n_expert=4 n_expert_used=1\n# layer=0 expert_bytes=10\n"
+            "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n0,1,0,0,0,1,1,0,10\n",
+            "every layer",
+        ),
+        ("\udcff\udcfe", "not text"),
     ],
 )
 def test_bad_traces_are_named(tmp_path, text, message):
     from models.errors import FileError
 
     path = tmp_path / "bad.csv"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(FileError, match=message):
         read_trace(path)

@@ -4,8 +4,6 @@ into.
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +12,19 @@ import numpy as np
 
 from convert.gguf_layout import FileLayout, OutputTensor
 from convert.gguf_metadata import Metadata
+from convert.identity import fingerprint, set_id
 from convert.imatrix import ImportanceMatrix, read_imatrix
 from convert.mixes import MixFacts
 from convert.quantize import F16_MAX
 from convert.recipe import Recipe, parse_recipe
 from convert.shard_plan import DEFAULT_SHARD_BYTES, SET_ID_KEY, expert_of, plan_pearl_set, plan_stock_file
 from convert.source import Source, SourceTensor
+from convert.stacks import settle_stacks, stack_name
 from kernels.quant_types import QuantType
-from models.errors import ConversionError, UsageError
+from models.errors import UsageError
 
 _PLAIN = (QuantType.F32, QuantType.F16, QuantType.BF16)
 _SCAN_WEIGHTS = 1 << 21
-_SAMPLE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,7 @@ class ConvertOptions:
     pre: str | None = None
     threads: int = 0
     imatrix: Path | None = None
+    unify: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,10 @@ def plan_conversion(source: Source, out: Path, options: ConvertOptions) -> Plan:
     recipe.facts = _mix_facts(source)
     notes: list[str] = []
     types = _choose_types(source, recipe, notes)
+    if options.merge:
+        settle_stacks(source, types, options.unify, notes)
     if not options.allow_requantize:
-        _refuse_requantizing(source, types)
+        _refuse_requantizing(source, types, options.unify)
     metadata = source.metadata.copy()
     file_type = recipe.file_type()
     if file_type is not None:
@@ -77,9 +79,9 @@ def plan_conversion(source: Source, out: Path, options: ConvertOptions) -> Plan:
     outputs, parts = _outputs(source, types, options.merge)
     imatrix = None if options.imatrix is None else _read_importances(options.imatrix, source, types, metadata, notes)
     extra = "" if imatrix is None else imatrix.digest
-    metadata.string(SET_ID_KEY, _set_id(source, metadata, outputs, extra))
+    metadata.string(SET_ID_KEY, set_id(source, metadata, outputs, extra))
     layouts = _lay_out(source, recipe, out, options, metadata, outputs)
-    return Plan(layouts, parts, _fingerprint(source, layouts), notes + recipe.notes(), imatrix)
+    return Plan(layouts, parts, fingerprint(source, layouts), notes + recipe.notes(), imatrix)
 
 
 def _stored_type(tensor: SourceTensor) -> QuantType:
@@ -148,11 +150,15 @@ def _exceeds_f16(tensor: SourceTensor) -> bool:
     )
 
 
-def _refuse_requantizing(source: Source, types: dict[str, QuantType]) -> None:
+def _refuse_requantizing(source: Source, types: dict[str, QuantType], unify: bool) -> None:
+    """`unify`: experts may change their type, that was asked for."""
     changed = [
         f"{tensor.name} ({stored.name} to {types[tensor.name].name})"
         for tensor in source.tensors
-        if (stored := tensor.rows.quant_type) is not None and stored not in _PLAIN and types[tensor.name] is not stored
+        if (stored := tensor.rows.quant_type) is not None
+        and stored not in _PLAIN
+        and types[tensor.name] is not stored
+        and not (unify and expert_of(tensor.name) is not None)
     ]
     if changed:
         raise UsageError(
@@ -170,17 +176,10 @@ def _outputs(
         return outputs, {tensor.name: [tensor] for tensor in source.tensors}
     parts: dict[str, list[SourceTensor]] = {}
     for tensor in source.tensors:
-        name = re.sub(r"\.ffn_(gate|up|down)\.\d+\.weight$", r".ffn_\1_exps.weight", tensor.name)
-        parts.setdefault(name, []).append(tensor)
+        parts.setdefault(stack_name(tensor.name), []).append(tensor)
     outputs = []
     for name, members in parts.items():
         members.sort(key=lambda tensor: expert_of(tensor.name) or (0, 0, 0))
-        kinds = {types[tensor.name].name for tensor in members}
-        if len(kinds) > 1:
-            raise ConversionError(
-                f"{name}: its experts have different types ({', '.join(sorted(kinds))}), which a stacked tensor cannot "
-                "express; give one with --recipe exps=TYPE --allow-requantize"
-            )
         is_stack = expert_of(members[0].name) is not None
         shape = (*members[0].shape, len(members)) if is_stack else members[0].shape
         outputs.append(OutputTensor(name, shape, types[members[0].name]))
@@ -208,30 +207,3 @@ def _lay_out(
     if overwritten:
         raise UsageError(f"{overwritten[0]}: is part of the input; choose another output directory")
     return layouts
-
-
-def _set_id(source: Source, metadata: Metadata, outputs: list[OutputTensor], extra: str) -> str:
-    """Names what is in the files: the same for the same weights and options wherever they lie, another for any other
-    model. Weights are told apart by samples of them.
-    """
-    digest = hashlib.sha256(metadata.encode() + extra.encode())
-    for tensor in outputs:
-        digest.update(f"{tensor.name} {tensor.shape} {tensor.quant_type.name}\n".encode())
-    for path in source.paths:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            for start in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
-                file.seek(start)
-                digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:32]
-
-
-def _fingerprint(source: Source, layouts: list[FileLayout]) -> str:
-    """Names this very job: same input files, same output bytes to come."""
-    digest = hashlib.sha256()
-    for path in source.paths:
-        status = path.stat()
-        digest.update(f"{path.resolve()} {status.st_size} {status.st_mtime_ns}\n".encode())
-    for layout in layouts:
-        digest.update(layout.path.name.encode() + b"\n" + layout.header)
-    return digest.hexdigest()

@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     help="Largest size of a shard.  [default: 4GiB; one file with --merge]",
 )
 @click.option("--merge", is_flag=True, help="Write one stock GGUF with stacked experts, which llama.cpp loads.")
+@click.option(
+    "--unify",
+    is_flag=True,
+    help="With --merge: where a stack's experts have different types, store all in the one with the most bits.",
+)
 @click.option("--allow-requantize", is_flag=True, help="Let weights that are already quantised change their type.")
 @click.option(
     "--allow-unmapped", is_flag=True, help="Leave tensors behind that have no place in a GGUF of this architecture."

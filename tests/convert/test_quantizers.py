@@ -35,7 +35,11 @@ def test_bit_exact_to_gguf_py(quant_type: Q) -> None:
     np.testing.assert_array_equal(quantize_blocks(x, quant_type), quantize(x, quant_type))
 
 
-@given(st.lists(st.floats(-8, 8, width=32), min_size=32, max_size=32), st.sampled_from(EXACT[:5]))
+# gguf-py's own division overflows in blocks whose largest weight is near the smallest float32.
+_WEIGHTS = st.floats(-8, 8, width=32).map(lambda value: value if abs(value) > 1e-30 else 0.0)
+
+
+@given(st.lists(_WEIGHTS, min_size=32, max_size=32), st.sampled_from(EXACT[:5]))
 @settings(max_examples=150, deadline=None)
 def test_bit_exact_on_any_block(values: list[float], quant_type: Q) -> None:
     x = np.array([values], np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,16 @@ import numpy as np
 import pytest
 
 from convert.pipeline import ConvertOptions, convert
+from kernels.quant_types import QuantType, row_bytes
 from kernels.reference.backend import ReferenceBackend
 from models.config import ModelConfig
-from models.errors import GGUFError, UsageError
+from models.errors import ConversionError, GGUFError, UsageError
 from models.expert_store import ExpertStore
 from models.gguf import GGUFModel
 from models.loader import load_model
 from models.resident import ResidentExperts
 from tests.convert.checkpoints import weights, write_folder
+from tests.tiny_gguf import TinyTensor, f32, write_gguf
 from tests.tolerances import LOGITS_RELATIVE
 
 tiny_models = pytest.importorskip("tests.tiny_models", reason="transformers is needed as oracle")
@@ -101,6 +104,39 @@ def test_merging_experts_of_different_types_is_refused(tmp_path: Path) -> None:
     with GGUFModel.open(convert(folder, tmp_path / "mixed", options)) as model:
         assert model.tensors["blk.0.ffn_up_exps.weight"].quant_type.name == "Q8_0"
         assert model.tensors["blk.0.ffn_gate_exps.weight"].quant_type.name == "F32"
+
+
+def test_mixed_experts_are_reported_and_unified_on_request(tmp_path: Path) -> None:
+    tensors = weights()
+    expert = tensors["model.layers.1.mlp.experts.2.up_proj.weight"]
+    source = convert(write_folder(tmp_path / "hf", tensors), tmp_path / "m.gguf", replace(NO_VOCAB, merge=True))
+    with GGUFModel.open(source) as model:
+        own = ("blk.0.", "blk.1.ffn_up_exps")
+        made = [f32(name, np.array(model.array(name))) for name in model.tensors if not name.startswith(own)]
+        made += [f32(name, np.array(model.array(name))) for name in model.tensors if name.startswith("blk.0.")]
+        ups = np.array(model.array("blk.1.ffn_up_exps.weight"))
+        keys = {key: model.metadata[key] for key in model.metadata if key.startswith("olmoe.")}
+    for index, rows in enumerate(ups):
+        kind = QuantType.Q8_0 if index == 2 else QuantType.Q4_0
+        raw = gguf.quants.quantize(rows, kind).tobytes()
+        made.append(TinyTensor(f"blk.1.ffn_up.{index}.weight", (rows.shape[1], rows.shape[0]), raw, int(kind)))
+    mixed = write_gguf(tmp_path / "mixed.gguf", {"general.architecture": "olmoe", **keys}, made)
+    with pytest.raises(ConversionError, match=r"blk\.1\.ffn_up_exps.*Q4_0, Q8_0.*--unify"):
+        convert(mixed, tmp_path / "a.gguf", ConvertOptions(merge=True))
+    notes: list[str] = []
+    unified = convert(mixed, tmp_path / "b.gguf", ConvertOptions(merge=True, unify=True), note=notes.append)
+    assert [note for note in notes if "1 stacks have experts of different types" in note]
+    with GGUFModel.open(unified) as model:
+        info = model.tensors["blk.1.ffn_up_exps.weight"]
+        raw = np.array(model.read(info)).reshape(-1, row_bytes(info.quant_type, info.n_cols))
+    assert info.quant_type is QuantType.Q8_0
+    stored = gguf.quants.dequantize(raw, QuantType.Q8_0).reshape(ups.shape)
+    np.testing.assert_array_equal(stored[2], requantized(expert, QuantType.Q8_0))
+    np.testing.assert_array_equal(stored[1], requantized(requantized(ups[1], QuantType.Q4_0), QuantType.Q8_0))
+
+
+def requantized(values: np.ndarray, kind: QuantType) -> np.ndarray:
+    return gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind)
 
 
 def test_the_input_is_never_overwritten(tmp_path: Path) -> None:

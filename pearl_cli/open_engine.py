@@ -164,7 +164,8 @@ def _open(
     throttle = Throttle(options.throttle.n_bytes) if options.throttle is not None else None
     reader = DiskReader(gguf.paths, throttle, notify)
     try:
-        policy = make_policy(evict, profile.counts if profile is not None else None, seed)
+        cost = places.reload_cost(config.router.num_experts)
+        policy = make_policy(evict, profile.counts if profile is not None else None, seed, cost)
         shape = (config.hidden_size, config.moe_intermediate_size)
         controller = build_controller(
             places, plan.slots, shape, loaded.routers, backend, policy, routing, reader.read,

@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("-n", "--count", type=int, default=100, help="conversations to write")
-    parser.add_argument("--held-out", choices=[*DOMAINS, "switch"], help="`switch` changes the domain at every exchange")
+    parser.add_argument("--held-out", choices=[*DOMAINS, "switch"], help="`switch` changes domain at every exchange")
     args = parser.parse_args()
     if args.held_out is None:
         texts = training_texts(args.count)

@@ -59,6 +59,13 @@ class ExpertPlaces:
     def expert_bytes_total(self) -> int:
         return sum(place.n_bytes for layer in self.places for triple in layer for place in triple)
 
+    def reload_cost(self, num_experts: int) -> np.ndarray:
+        """float64 [L, E]: bytes of each expert; 1 in a layer without experts."""
+        cost = np.ones((len(self.places), num_experts))
+        for layer, triples in enumerate(self.places):
+            cost[layer, : len(triples)] = [sum(place.n_bytes for place in triple) for triple in triples]
+        return cost
+
     def in_file_order(self) -> list[tuple[int, int]]:
         """(layer, expert) pairs as they lie in the files, for sequential loading."""
         pairs = [(layer, expert) for layer, triples in enumerate(self.places) for expert in range(len(triples))]

@@ -54,7 +54,7 @@ def simulate(
         result = replay_pool(trace, budget_bytes, policy, setting.scope == "layer", cost)
     return {
         "evict": evict,
-        "predictor": setting.predictor,
+        "predictor": "ema" if evict == "pearl" and setting.predictor == "none" else setting.predictor,
         "scope": setting.scope,
         "rules": setting.rules,
         "budget_bytes": budget_bytes,

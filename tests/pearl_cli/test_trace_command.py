@@ -1,4 +1,4 @@
-"""`pearl trace`: every token and layer once, phases, chat texts, router inputs, agreement with the engine's counters."""
+"""`pearl trace`: every token and layer once, phases, chat texts, router inputs; engine counters equal the replay."""
 
 from __future__ import annotations
 

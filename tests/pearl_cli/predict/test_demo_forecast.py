@@ -1,5 +1,5 @@
-"""The forecast that ships with the demo model: it is that model's, small, and evicts better than its rivals on text that
-neither it nor the model has seen.
+"""The forecast that ships with the demo model: it is that model's, small, and evicts better than its rivals on text
+that neither it nor the model has seen.
 """
 
 from __future__ import annotations

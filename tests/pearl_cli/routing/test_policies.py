@@ -15,6 +15,7 @@ from pearl_cli.residency.eviction import make_policy
 from pearl_cli.routing.cache_prior import CachePriorRouting
 from pearl_cli.routing.logical_cache import LogicalCache
 from pearl_cli.routing.psr import PrefetchSteeredRouting
+from tests.tolerances import FLOAT32_RELATIVE
 
 D, E, K, LAYERS = 16, 12, 3, 4
 CAPACITY = 5
@@ -53,6 +54,12 @@ class Listing:
         z = np.asarray(self.backend.linear(a, router.ffn_gate_inp))[0].astype(np.float64)
         s = 1 / (1 + np.exp(-z)) if router.spec.gating == "sigmoid" else z
         return z, s if router.exp_probs_b is None else s + router.exp_probs_b
+
+    def weights(self, router: RouterWeights, residual: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+        z, _ = self.scores(router, residual)
+        scores = 1 / (1 + np.exp(-z)) if router.spec.gating == "sigmoid" else np.exp(z) / np.exp(z).sum()
+        w = scores[chosen]
+        return w / w.sum() if router.spec.norm_topk_prob else w
 
     def groups(self, router: RouterWeights, s: np.ndarray) -> np.ndarray:
         spec = router.spec
@@ -131,6 +138,9 @@ def test_choices_and_caches_are_those_of_the_listing(name: str, lambda_: float, 
             logits = backend.linear(a, router.ffn_gate_inp)
             routing = policy.select(router, residual, a, logits)
             assert routing.topk_ids[0].tolist() == listing.step(router.layer, residual)
+            np.testing.assert_allclose(
+                routing.topk_weights[0], listing.weights(router, residual, routing.topk_ids[0]), rtol=FLOAT32_RELATIVE
+            )
             own_ids, _ = backend.route(logits, spec, router.exp_probs_b)
             steered += set(own_ids[0].tolist()) != set(routing.topk_ids[0].tolist())
             for layer, held in listing.order.items():

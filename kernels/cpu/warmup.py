@@ -81,13 +81,12 @@ def _attention(backend: CpuBackend, n_tokens: int) -> None:
     heads, ones = _WIDTH // _HEAD_DIM, np.ones(_HEAD_DIM, np.float32)
     turns = np.ones((n_tokens, _HEAD_DIM // 2), np.float32)
     rope = RopeTable(turns, turns, _HEAD_DIM, False)
-    for dtype in ("f16", "q8_0"):
-        cache = backend.kv_layer(heads, n_tokens, _HEAD_DIM, _HEAD_DIM, dtype)
-        qkv = np.zeros((n_tokens, 3 * _WIDTH), np.float32)
-        q, k, v = (qkv[:, i * _WIDTH : (i + 1) * _WIDTH] for i in range(3))
-        backend.head_norm(q, ones, 1e-5)
-        backend.rope_write(q, k, v, rope, 0, cache)
-        backend.attention(q, cache, 0, heads, 1.0)
+    cache = backend.kv_layer(heads, n_tokens, _HEAD_DIM, _HEAD_DIM, "f16")  # other types cost no numba compilation
+    qkv = np.zeros((n_tokens, 3 * _WIDTH), np.float32)
+    q, k, v = (qkv[:, i * _WIDTH : (i + 1) * _WIDTH] for i in range(3))
+    backend.head_norm(q, ones, 1e-5)
+    backend.rope_write(q, k, v, rope, 0, cache)
+    backend.attention(q, cache, 0, heads, 1.0)
 
 
 def _experts(backend: CpuBackend, quant_type: QuantType, n_tokens: int) -> None:

@@ -14,6 +14,7 @@ from pearl_cli.residency.eviction import make_policy
 from pearl_cli.residency.eviction.base import EvictionPolicy
 from pearl_cli.routing.base import RoutingPolicy
 from pearl_cli.routing.choose import make_routing
+from pearl_cli.routing.logical_cache import LogicalCache
 from pearl_cli.routing.settings import RoutingSettings
 
 
@@ -35,4 +36,19 @@ def open_routing(
         return make_policy(forecasting.evict, seed=seed)
 
     next_use = forecasting.next_use(config)
-    return make_routing(settings, routers, backend, slot_capacities, policy, next_use)
+    routing = make_routing(settings, routers, backend, slot_capacities, policy, next_use)
+    if routing.logical is not None and not routing.exact and notify is not None:
+        _warn_of_larger_cache(routing.logical, slot_capacities, notify)
+    return routing
+
+
+def _warn_of_larger_cache(
+    logical: LogicalCache, slot_capacities: Sequence[int], notify: Callable[[str], None]
+) -> None:
+    for cache, slots in zip(logical.layers, slot_capacities, strict=True):
+        if cache is not None and cache.capacity > slots:
+            notify(
+                f"--residency: the logical cache holds {cache.capacity} experts of a layer, its slots {slots}: the "
+                "bonus also goes to experts that must be read; a larger --budget or a smaller --residency avoids it"
+            )
+            return

@@ -36,6 +36,14 @@ def test_a_completion_says_how_it_was_routed(tiny_path: Path, capsys: pytest.Cap
     assert "not deterministic" in capsys.readouterr().err
 
 
+def test_a_logical_cache_larger_than_the_slots_is_said(tiny_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["complete", "-m", str(tiny_path), "-p", "abc", "-n", "2", "--routing", "psr", "--budget", "50%"]
+    assert main([*args, "--residency", "75%"]) == 0
+    assert "the logical cache holds 6 experts of a layer, its slots" in capsys.readouterr().err
+    assert main([*args, "--residency", "25%"]) == 0
+    assert "the logical cache holds" not in capsys.readouterr().err
+
+
 def test_bench_puts_the_price_beside_the_speed(
     tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,7 +118,9 @@ def plan_memory(
 
 
 def typed(n_bytes: int, up: bool = True) -> str:
-    """Bytes as a user can type them: whole MiB, rounded up (or down), KiB below one MiB."""
+    """Bytes as a user can type them: whole MiB, rounded up (or down), KiB below one MiB, plain bytes below one KiB."""
+    if n_bytes < 1024:
+        return str(n_bytes)
     unit, name = (MIB, "MiB") if n_bytes >= MIB else (1024, "KiB")
     return f"{-(-n_bytes // unit) if up else n_bytes // unit}{name}"
 

@@ -32,7 +32,7 @@ from pearl_cli.memory_plan import (
 from pearl_cli.memory_warnings import warn_of_plan
 from pearl_cli.open_routing import open_routing
 from pearl_cli.options import RunOptions, Size
-from pearl_cli.predict.choose import choose_forecasting
+from pearl_cli.predict.choose import Forecasting, choose_forecasting
 from pearl_cli.residency.ablations import CopyPieces
 from pearl_cli.residency.build import ExpertPlaces, build_controller
 from pearl_cli.residency.controller import ResidencyController
@@ -133,6 +133,40 @@ def open_engine(
         raise
 
 
+@dataclass(frozen=True, slots=True)
+class Groundwork:
+    """What stands before the first weight is read. fetch_depth:
+
+    experts a layer that forecasts may fetch, 0 for none.
+    """
+
+    config: ModelConfig
+    threads: int
+    backend: CpuBackend
+    places: ExpertPlaces
+    forecasting: Forecasting
+    fetch_depth: int
+    plan: MemoryPlan
+
+
+def prepare(
+    gguf: GGUFModel,
+    options: RunOptions,
+    default_budget: Size | None = None,
+    notify: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
+) -> Groundwork:
+    """Make the kernels ready and plan the bytes, with the process as heavy as a run has it. Raises as `open_engine`."""
+    config = ModelConfig.from_gguf(gguf)
+    threads = choose_threads(options.threads, notify)
+    backend = _make_backend(threads, gguf, progress)
+    places = ExpertPlaces.of(ExpertStore(gguf, config))
+    forecasting = choose_forecasting(gguf, options.predictor, options.stride, options.evict, notify)
+    depth = config.router.num_experts_per_tok if forecasting.fetch else 0
+    plan = plan_run(gguf, config, places, options, default_budget, depth * (forecasting.stride + 1))
+    return Groundwork(config, threads, backend, places, forecasting, depth, plan)
+
+
 def _open(
     gguf: GGUFModel,
     options: RunOptions,
@@ -141,14 +175,10 @@ def _open(
     progress: Progress | None,
     use_profile: bool,
 ) -> OpenedEngine:
-    config = ModelConfig.from_gguf(gguf)
     settings = routing_settings(options)
-    threads = choose_threads(options.threads, notify)
-    backend = _make_backend(threads, gguf, progress)
-    places = ExpertPlaces.of(ExpertStore(gguf, config))
-    forecasting = choose_forecasting(gguf, options.predictor, options.stride, options.evict, notify)
-    depth = config.router.num_experts_per_tok if forecasting.fetch else 0
-    plan = plan_run(gguf, config, places, options, default_budget, depth * (forecasting.stride + 1))
+    ground = prepare(gguf, options, default_budget, notify, progress)
+    config, backend, places, plan = ground.config, ground.backend, ground.places, ground.plan
+    forecasting, depth = ground.forecasting, ground.fetch_depth
     warn_of_plan(plan, config, notify)
     loaded = load_model(gguf, backend)
     cache = loaded.new_cache(plan.needs.context, options.cache_type_k, options.cache_type_v)
@@ -177,8 +207,8 @@ def _open(
         raise
     engine = Engine(loaded, cache, controller, options.ubatch_size)
     opened = OpenedEngine(
-        engine=engine, gguf=gguf, config=config, plan=plan, controller=controller, backend=backend, threads=threads,
-        evict=evict, predictor=forecasting.name, routing=settings, policy=routing,
+        engine=engine, gguf=gguf, config=config, plan=plan, controller=controller, backend=backend,
+        threads=ground.threads, evict=evict, predictor=forecasting.name, routing=settings, policy=routing,
         expert_bytes_total=places.expert_bytes_total, profile=profile if use_profile else None,
         reader=reader, options=options, _notify=notify,
     )  # fmt: skip

@@ -30,17 +30,17 @@ def command(options: RunOptions, file: Path | None, as_json: bool) -> None:
 
 def plan_record(options: RunOptions) -> dict[str, Any]:
     """The plan as a flat record; raises what opening the model would raise."""
-    from models.config import ModelConfig
-    from models.expert_store import ExpertStore
     from models.gguf import GGUFModel
-    from pearl_cli.open_engine import plan_run
-    from pearl_cli.residency.build import ExpertPlaces
+    from models.tokenizer import Tokenizer
+    from pearl_cli.open_engine import prepare
     from pearl_cli.session import DEMO_BUDGET, demo_model
 
     with GGUFModel.open(options.model or demo_model()) as gguf:
-        config = ModelConfig.from_gguf(gguf)
-        places = ExpertPlaces.of(ExpertStore(gguf, config))
-        plan = plan_run(gguf, config, places, options, None if options.model else DEMO_BUDGET)
+        # A run's process holds the tokenizer too, and its weight counts under the ceiling.
+        tokenizer = Tokenizer.from_metadata(gguf.metadata)
+        ground = prepare(gguf, options, None if options.model else DEMO_BUDGET)
+        del tokenizer
+    config, places, plan = ground.config, ground.places, ground.plan
     experts = config.router.num_experts * sum(1 for size in places.slot_bytes if size)
     return {
         "model": config.name or config.architecture,

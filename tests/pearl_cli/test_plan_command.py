@@ -1,0 +1,38 @@
+"""`pearl plan`: the floor it names is one that a run accepts, and what it says is what the run will do."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from pearl_cli.__main__ import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_named_floor_is_enough_for_a_run(tiny_path):
+    def pearl(*args):
+        command = [sys.executable, "-m", "pearl_cli", *map(str, args)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    refused = pearl("plan", tiny_path, "--ram", "1")
+    assert refused.returncode == 2
+    floor = re.search(r"--ram 1 is below the floor of (\d+MiB)", refused.stderr)[1]
+    ran = pearl("complete", "-m", tiny_path, "-p", "abc", "-n", "2", "--ram", floor)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_record_adds_up(tiny_path, capsys):
+    assert main(["plan", str(tiny_path), "--budget", "50%", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    parts = ("process_bytes", "weight_bytes", "kv_bytes", "workspace_bytes", "expert_slot_bytes")
+    assert sum(record[part] for part in parts) <= record["total_bytes"] <= record["ceiling_bytes"]
+    assert record["floor_bytes"] < record["ceiling_bytes"]
+    assert 0 < record["experts_kept"] < record["experts"] == 16
+
+
+def test_table_names_every_part(tiny_path, capsys):
+    assert main(["plan", "-m", str(tiny_path)]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("weight", "kv", "workspace", "floor", "experts kept"))

@@ -18,13 +18,14 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _MAX_JSON_BYTES = 256 << 20
 
 
-def find_tensors(folder: Path) -> dict[str, Stored]:
-    """Every tensor of the checkpoint by name. Raises CheckpointError, naming all missing shards at once.
+def find_tensors(folder: Path, whole: bool = True) -> dict[str, Stored]:
+    """Every tensor of the checkpoint by name. Raises CheckpointError, naming all missing shards at once; with `whole`
+    False shards may be missing.
 
     `consolidated.*` files, the same weights in their maker's own form, are left aside.
     """
     tensors: dict[str, Stored] = {}
-    for path in _weight_files(folder):
+    for path in _weight_files(folder, whole):
         for stored in read_safetensors_header(path):
             if stored.name in tensors:
                 raise CheckpointError(f"{path}: tensor '{stored.name}' is also in {tensors[stored.name].path.name}")
@@ -56,16 +57,16 @@ def read_json(folder: Path, name: str, required: bool = False) -> dict[str, Any]
     return value
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def _weight_files(folder: Path, whole: bool) -> list[Path]:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder")
     index = read_json(folder, _INDEX)
     if index is not None:
-        return _files_of_index(folder, index)
+        return _files_of_index(folder, index, whole)
     if (folder / _SINGLE).exists():
         return [folder / _SINGLE]
     found = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
-    if len(found) == 1:
+    if len(found) == 1 or not (found or whole):
         return found
     if found:
         raise CheckpointError(f"{folder}: {len(found)} safetensors files but no {_INDEX}; download the index too")
@@ -76,7 +77,7 @@ def _weight_files(folder: Path) -> list[Path]:
     raise CheckpointError(f"{folder}: no safetensors files; a Hugging Face folder or a GGUF file is expected")
 
 
-def _files_of_index(folder: Path, index: dict[str, Any]) -> list[Path]:
+def _files_of_index(folder: Path, index: dict[str, Any], whole: bool) -> list[Path]:
     weight_map = index.get("weight_map")
     if (
         not isinstance(weight_map, dict)
@@ -89,8 +90,8 @@ def _files_of_index(folder: Path, index: dict[str, Any]) -> list[Path]:
     if outside:
         raise CheckpointError(f"{folder / _INDEX}: names a file outside the folder: {outside[0]!r}")
     missing = [name for name in names if not (folder / name).exists()]
-    if missing:
+    if missing and whole:
         raise CheckpointError(
             f"{folder}: {len(missing)} of {len(names)} shards are missing: {', '.join(missing)}; download them"
         )
-    return [folder / name for name in names]
+    return [folder / name for name in names if name not in missing]

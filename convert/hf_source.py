@@ -62,6 +62,30 @@ def open_hf_folder(
     )
 
 
+def open_remains(folder: Path) -> Source:
+    """What is left of a folder whose weight files are being deleted: its tensors, without metadata. Raises
+    CheckpointError, UnsupportedError.
+    """
+    values = read_json(folder, "config.json", required=True)
+    assert values is not None
+    config = HfConfig(folder, values)
+    dims = config.dims()
+    stored = find_tensors(folder, whole=False)
+    builder = HfTensors(folder, dims, stored, _fp8_block(config), config.unused_layers)
+    return Source(
+        name=folder.resolve().name,
+        architecture=config.architecture,
+        metadata=Metadata(),
+        tensors=builder.build(allow_unmapped=True, whole=False),
+        tied=False,
+        is_gguf=False,
+        paths=sorted({tensor.path for tensor in stored.values()}),
+        num_experts=dims.num_experts,
+        experts_used=dims.num_experts_per_tok,
+        close=builder.close,
+    )
+
+
 def _fp8_block(config: HfConfig) -> tuple[int, int]:
     """Rows and columns that share an 8-bit float scale. Raises UnsupportedError for other quantised checkpoints."""
     quantization = config.values.get("quantization_config")

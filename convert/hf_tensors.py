@@ -43,8 +43,10 @@ class HfTensors:
         for layer in range(self.dims.num_layers):
             self._shapes |= {f"blk.{layer}.{name}": shape for name, shape in layer_shapes(self.dims, layer).items()}
 
-    def build(self, allow_unmapped: bool) -> list[SourceTensor]:
-        """Every tensor of the model, in no order. Raises CheckpointError, UnsupportedError."""
+    def build(self, allow_unmapped: bool, whole: bool = True) -> list[SourceTensor]:
+        """Every tensor of the model, in no order; with `whole` False only those that are there. Raises CheckpointError,
+        UnsupportedError.
+        """
         tensors: dict[str, SourceTensor] = {}
         unmapped, n_unused = [], 0
         for stored in self.stored.values():
@@ -67,7 +69,8 @@ class HfTensors:
                 "tokens at once and are not computed"
             )
         self._report_unmapped(unmapped, allow_unmapped)
-        self._check_complete(tensors)
+        if whole:
+            self._check_complete(tensors)
         return list(tensors.values())
 
     def close(self) -> None:
@@ -206,4 +209,4 @@ class HfTensors:
                 f"blocks of {self.fp8_block} make it {list(blocks)}"
             )
         scales = self._rows(scale, *blocks).floats(0, blocks[0])
-        return Fp8Rows(file, stored.offset, n_rows, n_cols, scales, self.fp8_block)
+        return Fp8Rows(file, stored.offset, n_rows, n_cols, scales, self.fp8_block, scale.path)

@@ -5,17 +5,20 @@ Memory does not grow with the model: a few pieces of a few million weights are h
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from convert.consume import Consumption, find_record, resumed_plan, start
 from convert.gguf_layout import OutputTensor
-from convert.imatrix import Floats, ImportanceMatrix
+from convert.imatrix import Floats, ImportanceMatrix, read_imatrix
 from convert.plan import ConvertOptions, Plan, plan_conversion
 from convert.quantize import quantize_rows
 from convert.rows import Bytes
@@ -50,18 +53,50 @@ def convert(
     `note` receives lines for the user (defaults used, fallbacks). Raises FileError, UnsupportedError, UsageError,
     ConversionError, DiskFullError; whatever happens, nothing unfinished has the name of a model.
     """
+    if options.consume:
+        found = find_record(source, out_dir, options)
+        if found is not None:
+            return _go_on_consuming(source, out_dir, options, found, progress)
     with opened(source, options) as opened_source:
         plan = plan_conversion(opened_source, out_dir, options)
         for line in [*opened_source.notes, *plan.notes]:
             if note is not None:
                 note(line)
-        return write_plan(plan, options.threads, progress)
+        consumption = start(opened_source, source, plan, options) if options.consume else None
+        return write_plan(plan, options.threads, progress, consumption)
 
 
-def write_plan(plan: Plan, threads: int, progress: Progress | None) -> Path:
-    """Write the files of `plan`; `threads` 0 means one for each core this process may use."""
+def _go_on_consuming(
+    source: Path, out_dir: Path, options: ConvertOptions, found: dict[str, Any], progress: Progress | None
+) -> Path:
+    """Finish a conversion that has deleted part of its source."""
+    from convert.hf_source import open_remains
+
+    remains = open_remains(source)
+    try:
+        plan = resumed_plan(found, remains, out_dir)
+        if options.imatrix is not None:
+            plan = dataclasses.replace(plan, imatrix=read_imatrix(options.imatrix))
+        return write_plan(plan, options.threads, progress, start(remains, source, plan, options))
+    finally:
+        remains.close()
+
+
+def write_plan(
+    plan: Plan, threads: int, progress: Progress | None, consumption: Consumption | None = None
+) -> Path:
+    """Write the files of `plan`; `threads` 0 means one for each core this process may use. `consumption` deletes what
+    they were made from.
+    """
     jobs_for = partial(_jobs, parts=plan.parts, imatrix=plan.imatrix)
-    return write_files(plan.layouts, jobs_for, plan.fingerprint, threads or usable_cores(), progress)
+    threads = threads or usable_cores()
+    if consumption is None:
+        return write_files(plan.layouts, jobs_for, plan.fingerprint, threads, progress)
+    path = write_files(
+        plan.layouts, jobs_for, plan.fingerprint, threads, progress, None, consumption.frees, consumption.after
+    )
+    consumption.finish()
+    return path
 
 
 def usable_cores() -> int:

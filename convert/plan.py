@@ -30,7 +30,7 @@ _SCAN_WEIGHTS = 1 << 21
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
     """How to convert. `quant` and `recipe` are as on the command line (None: types stay); `shard_bytes` None is the
-    default.
+    default; `expert_order` gives each layer's experts in file order (None: by number).
     """
 
     quant: str | None = None
@@ -44,6 +44,8 @@ class ConvertOptions:
     threads: int = 0
     imatrix: Path | None = None
     unify: bool = False
+    consume: bool = False
+    expert_order: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def plan_conversion(source: Source, out: Path, options: ConvertOptions) -> Plan:
         metadata.u32("general.file_type", file_type)
     outputs, parts = _outputs(source, types, options.merge)
     imatrix = None if options.imatrix is None else _read_importances(options.imatrix, source, types, metadata, notes)
-    extra = "" if imatrix is None else imatrix.digest
+    _check_order(source, options)
+    extra = f"{'' if imatrix is None else imatrix.digest} {options.expert_order or ''}"
     metadata.string(SET_ID_KEY, set_id(source, metadata, outputs, extra))
     layouts = _lay_out(source, recipe, out, options, metadata, outputs)
     return Plan(layouts, parts, fingerprint(source, layouts), notes + recipe.notes(), imatrix)
@@ -186,6 +189,21 @@ def _outputs(
     return outputs, parts
 
 
+def _check_order(source: Source, options: ConvertOptions) -> None:
+    """Refuse an order of experts that is not this model's, or that a stacked tensor cannot have."""
+    order = options.expert_order
+    if order is None:
+        return
+    if options.merge:
+        raise UsageError("--order: the experts of a stacked tensor lie by number; leave out --merge")
+    layers = 1 + max((expert[0] for tensor in source.tensors if (expert := expert_of(tensor.name))), default=-1)
+    if len(order) < layers or any(sorted(row) != list(range(source.num_experts)) for row in order):
+        raise UsageError(
+            f"--order: the trace is of {len(order)} layers of {len(order[0]) if order else 0} experts, this model has "
+            f"{layers} of {source.num_experts}"
+        )
+
+
 def _lay_out(
     source: Source, recipe: Recipe, out: Path, options: ConvertOptions, metadata: Metadata, outputs: list[OutputTensor]
 ) -> list[FileLayout]:
@@ -201,7 +219,9 @@ def _lay_out(
     if options.merge:
         layouts = plan_stock_file(directory, name, metadata, outputs, options.shard_bytes)
     else:
-        layouts = plan_pearl_set(directory, name, metadata, outputs, options.shard_bytes or DEFAULT_SHARD_BYTES)
+        layouts = plan_pearl_set(
+            directory, name, metadata, outputs, options.shard_bytes or DEFAULT_SHARD_BYTES, options.expert_order
+        )
     inputs = {path.resolve() for path in source.paths}
     overwritten = [layout.path for layout in layouts if layout.path.resolve() in inputs]
     if overwritten:

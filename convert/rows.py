@@ -178,6 +178,7 @@ class Fp8Rows:
     n_cols: int
     scales: Floats  # [ceil(n_rows / block[0]), ceil(n_cols / block[1])]
     block: tuple[int, int]
+    scales_from: Path | None = None
     quant_type: None = None
 
     def raw(self, first: int, n: int) -> Bytes:

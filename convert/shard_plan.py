@@ -8,6 +8,7 @@ cut by a shard border.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from convert.gguf_layout import FileLayout, OutputTensor, align_up, lay_out
@@ -33,13 +34,25 @@ def expert_of(name: str) -> tuple[int, int, int] | None:
 
 
 def plan_pearl_set(
-    out_dir: Path, name: str, metadata: Metadata, tensors: list[OutputTensor], shard_bytes: int = DEFAULT_SHARD_BYTES
+    out_dir: Path,
+    name: str,
+    metadata: Metadata,
+    tensors: list[OutputTensor],
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    expert_order: Sequence[Sequence[int]] | None = None,
 ) -> list[FileLayout]:
-    """Files of the pearl set `out_dir/name-00001-of-000NN.gguf`; `tensors` may come in any order. `pearl.set_id`, where
+    """Files of the pearl set `out_dir/name-00001-of-000NN.gguf`; `tensors` may come in any order. `expert_order`: each
+    layer's experts as they shall follow each other, else by number. `pearl.set_id`, where
     `metadata` has it, stands in every file, so that a file of another conversion is known.
     """
     dense = [tensor for tensor in tensors if expert_of(tensor.name) is None]
-    experts = sorted((tensor for tensor in tensors if expert_of(tensor.name) is not None), key=_expert_key)
+    places = None if expert_order is None else [{e: at for at, e in enumerate(row)} for row in expert_order]
+
+    def key(tensor: OutputTensor) -> tuple[int, int, int]:
+        layer, expert, linear = _expert_key(tensor)
+        return layer, expert if places is None else places[layer][expert], linear
+
+    experts = sorted((tensor for tensor in tensors if expert_of(tensor.name) is not None), key=key)
     groups = [dense, *_cut_between_experts(experts, shard_bytes)]
     metadata = metadata.copy()
     metadata.u32("pearl.format_version", FORMAT_VERSION)

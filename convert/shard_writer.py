@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -40,8 +40,11 @@ def write_files(
     threads: int,
     progress: Progress | None = None,
     before_step: Callable[[str], None] | None = None,
+    frees: Sequence[int] = (),
+    on_safe: Callable[[int], None] | None = None,
 ) -> Path:
-    """Write every file of `layouts` and return the path of the first.
+    """Write every file of `layouts` and return the path of the first. `on_safe` is called with a file's index once its
+    data and the record of it are synced, and then frees `frees[index]` bytes of the same disk.
 
     `jobs_for(tensor)` gives jobs whose results, one after another, are the tensor's bytes. Raises DiskFullError before
     the first byte where space is short and when it runs out; ConversionError for other write failures; partial files
@@ -54,11 +57,11 @@ def write_files(
         directory.mkdir(parents=True, exist_ok=True)
         journal = Journal.open(_journal_path(layouts), fingerprint)
         _keep_only_sound(layouts, journal)
-        _check_space(layouts, directory)
+        _check_space(layouts, directory, frees)
         step("journal")
         journal.start()
         try:
-            _write_all(layouts, journal, jobs_for, threads, progress, step)
+            _write_all(layouts, journal, jobs_for, threads, progress, step, on_safe)
             _finish(layouts, journal, step)
         finally:
             journal.close()
@@ -79,13 +82,26 @@ def _keep_only_sound(layouts: list[FileLayout], journal: Journal) -> None:
         claimed = [index for index in range(len(layout.tensors)) if (file_index, index) in journal.done]
         if not claimed:
             continue
-        sound: set[int] = set()
-        with suppress(FileNotFoundError), partial_path(layout.path).open("rb") as file:
-            if _same_header(file.read(len(layout.header)), layout):
-                sound = {i for i in claimed if _crc_of(file.fileno(), layout, i) == journal.done[file_index, i]}
+        sound = _sound_tensors(partial_path(layout.path), layout, file_index, journal)
+        if not sound and not partial_path(layout.path).exists():
+            # Stopped while the files were given their names: this one had its own already.
+            sound = _sound_tensors(layout.path, layout, file_index, journal)
+            if len(sound) == len(layout.tensors):
+                os.replace(layout.path, partial_path(layout.path))
+            else:
+                sound = set()
         for index in claimed:
             if index not in sound:
                 del journal.done[file_index, index]
+
+
+def _sound_tensors(path: Path, layout: FileLayout, file_index: int, journal: Journal) -> set[int]:
+    """The tensors whose bytes in the file at `path` are those that the journal claims."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        if _same_header(file.read(len(layout.header)), layout):
+            indices = range(len(layout.tensors))
+            return {i for i in indices if journal.done.get((file_index, i)) == _crc_of(file.fileno(), layout, i)}
+    return set()
 
 
 def _same_header(found: bytes, layout: FileLayout) -> bool:
@@ -94,23 +110,27 @@ def _same_header(found: bytes, layout: FileLayout) -> bool:
     return found[:start] == layout.header[:start] and found[end:] == layout.header[end:]
 
 
-def _crc_of(descriptor: int, layout: FileLayout, index: int) -> int | None:
-    """crc32 of tensor `index` as it is on disk, None where the file ends before it."""
+def _crc_of(descriptor: int, layout: FileLayout, index: int) -> int:
+    """crc32 of tensor `index` as it is on disk, -1 where the file ends before it."""
     crc, at, left = 0, layout.offsets[index], layout.tensors[index].n_bytes
     while left:
         data = os.pread(descriptor, min(left, _CHECK_BYTES), at)
         if not data:
-            return None
+            return -1
         crc, at, left = zlib.crc32(data, crc), at + len(data), left - len(data)
     return crc
 
 
-def _check_space(layouts: list[FileLayout], directory: Path) -> None:
+def _check_space(layouts: list[FileLayout], directory: Path, frees: Sequence[int]) -> None:
     there = 0
     for layout in layouts:
         partial = partial_path(layout.path)
         there += partial.stat().st_blocks * 512 if partial.exists() else 0
-    need = sum(layout.file_bytes for layout in layouts) - there
+    filled, need = -there, 0
+    for index, layout in enumerate(layouts):
+        filled += layout.file_bytes
+        need = max(need, filled)
+        filled -= frees[index] if frees else 0
     free = shutil.disk_usage(directory).free
     if need > free:
         raise DiskFullError(
@@ -125,6 +145,7 @@ def _write_all(
     threads: int,
     progress: Progress | None,
     step: Callable[[str], None],
+    on_safe: Callable[[int], None] | None,
 ) -> None:
     missing = [
         (file_index, index)
@@ -158,6 +179,9 @@ def _write_all(
             os.ftruncate(descriptor, layout.file_bytes)
             os.fsync(descriptor)
         journal.flush()
+        if on_safe is not None:
+            step("safe")
+            on_safe(file_index)
 
 
 def _until(results: Iterator[Bytes], n_bytes: int, name: str) -> Iterator[Bytes]:

@@ -35,6 +35,13 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Importance matrix (llama.cpp's GGUF or .dat) that says which columns' errors count most.",
 )
+@click.option(
+    "--order",
+    "order_trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="TRACE",
+    help="Put experts that a recorded trace (pearl trace) uses together beside each other.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
 @click.option(
     "--shard-size",
@@ -48,6 +55,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="With --merge: where a stack's experts have different types, store all in the one with the most bits.",
 )
+@click.option(
+    "--consume",
+    is_flag=True,
+    help="Delete each weight file of a Hugging Face folder once all that came from it is safely written.",
+)
 @click.option("--allow-requantize", is_flag=True, help="Let weights that are already quantised change their type.")
 @click.option(
     "--allow-unmapped", is_flag=True, help="Leave tensors behind that have no place in a GGUF of this architecture."
@@ -56,7 +68,13 @@ if TYPE_CHECKING:
 @click.option("--pre", metavar="NAME", help="Pre-tokenizer to record, where the tokenizer's own is not recognised.")
 @click.option("-t", "--threads", type=click.IntRange(min=1), help="Threads to quantise with.  [default: all cores]")
 def command(
-    source: Path, out: Path | None, dry_run: bool, shard_size: Size | None, no_vocab: bool, **flags: object
+    source: Path,
+    out: Path | None,
+    dry_run: bool,
+    shard_size: Size | None,
+    no_vocab: bool,
+    order_trace: Path | None,
+    **flags: object,
 ) -> None:
     """Convert SOURCE into a model that pearl opens.
 
@@ -70,6 +88,7 @@ def command(
     options = ConvertOptions(
         shard_bytes=shard_size.n_bytes if shard_size else None,
         with_vocab=not no_vocab,
+        expert_order=None if order_trace is None else _order(order_trace),
         **{name: value or 0 if name == "threads" else value for name, value in flags.items()},  # type: ignore[arg-type]
     )
     if dry_run:
@@ -77,6 +96,22 @@ def command(
     else:
         assert out is not None
         _run(source, out, options)
+
+
+def _order(path: Path) -> tuple[tuple[int, ...], ...]:
+    """Each layer's experts in the order that the trace at `path` suggests; says what that is worth in it."""
+    from convert.expert_order import mean_stretches, order_by_coactivation
+    from pearl_cli.trace import read_trace
+
+    trace = read_trace(path)
+    choices = [(event.layer, event.expert_ids) for event in trace.events(token_by_token=True)]
+    order = order_by_coactivation(choices, trace.num_layers, trace.num_experts)
+    before, after = mean_stretches(choices, None), mean_stretches(choices, order)
+    click.echo(
+        f"--order: in {path.name} a token's experts lie in {after:.2f} stretches a layer, by number in {before:.2f}",
+        err=True,
+    )
+    return order
 
 
 def _run(source: Path, out: Path, options: ConvertOptions) -> None:

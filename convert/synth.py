@@ -91,7 +91,8 @@ def _with_layers(shape: Shape, num_layers: int) -> Shape:
 def _refuse_types(types: set[QuantType], quant: str) -> None:
     beyond = sorted(target.name for target in types if target not in SUPPORTED)
     if beyond:
-        raise UnsupportedQuantType(beyond[0], [target.name for target in SUPPORTED], f"synth --quant {quant}")
+        name = quant if quant.upper() in beyond else beyond[0]
+        raise UnsupportedQuantType(name, [target.name for target in SUPPORTED], f"synth --quant {quant}")
 
 
 def _metadata(name: str, shape: Shape) -> Metadata:

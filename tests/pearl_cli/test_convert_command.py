@@ -97,6 +97,8 @@ def sparse_folder(path: Path, n_experts: int, width: int, hidden: int) -> Path:
         "model.layers.0.self_attn.k_proj.weight": (16, hidden),
         "model.layers.0.self_attn.v_proj.weight": (16, hidden),
         "model.layers.0.self_attn.o_proj.weight": (hidden, 32),
+        "model.layers.0.self_attn.q_norm.weight": (32,),
+        "model.layers.0.self_attn.k_norm.weight": (16,),
         "model.layers.0.mlp.gate.weight": (n_experts, hidden),
         "model.layers.0.mlp.experts.gate_up_proj": (n_experts, 2 * width, hidden),
         "model.layers.0.mlp.experts.down_proj": (n_experts, hidden, width),

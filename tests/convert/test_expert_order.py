@@ -14,6 +14,8 @@ from models.config import ModelConfig
 from models.errors import UsageError
 from models.expert_store import ExpertStore
 from models.gguf import GGUFModel
+from pearl_cli.main import run
+from pearl_cli.trace import TraceWriter
 from tests.convert.checkpoints import weights, write_folder
 
 PLAIN = ConvertOptions(quant="f32", with_vocab=False)
@@ -77,3 +79,22 @@ def test_a_stack_has_no_order(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "hf", weights())
     with pytest.raises(UsageError, match="--merge"):
         convert(folder, tmp_path / "out", replace(PLAIN, expert_order=ORDER, merge=True))
+
+
+def test_the_command_takes_a_recorded_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, trace = write_folder(tmp_path / "hf", weights()), tmp_path / "run.csv"
+    with trace.open("w") as out:
+        writer = TraceWriter(out, "m", "olmoe", 4, 2, [10, 10], [1, 1])
+        for step in range(3):
+            for layer in range(2):
+                writer.write(0, 1, step, layer, np.array([0, 3]), np.ones(2, np.float32))
+    args = ["convert", str(folder), "-o", str(tmp_path / "out"), "--no-vocab", "--order", str(trace)]
+    assert run(args) == 0
+    printed = capsys.readouterr()
+    assert "lie in 1.00 stretches a layer, by number in 2.00" in printed.err
+    with GGUFModel.open(Path(printed.out.splitlines()[-1])) as model:
+        store = ExpertStore(model, ModelConfig.from_gguf(model))
+        spans = [store.span(0, expert) for expert in (0, 3)]
+    assert spans[0] is not None
+    assert spans[1] is not None
+    assert abs(spans[1].offset - spans[0].offset) == spans[0].n_bytes

@@ -119,5 +119,5 @@ def test_every_architecture_has_a_shape_and_the_help_names_all() -> None:
 
 
 def test_types_without_random_blocks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedQuantType, match=r"Q3_K.*Q4_K"):
+    with pytest.raises(UnsupportedQuantType, match=r"'q3_k'.*Q4_K"):
         synthesize(TINY, tmp_path, "q3_k")

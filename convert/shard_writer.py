@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from convert.gguf_layout import FileLayout, OutputTensor
 from convert.journal import Journal
 from convert.stream import Bytes, Job, in_order
+from convert.writer_lock import LOCK_SUFFIX, only_writer
 from models.errors import ConversionError, DiskFullError
 
 JobsFor = Callable[[OutputTensor], list[Job]]
@@ -55,16 +56,17 @@ def write_files(
     step = before_step or (lambda name: None)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        journal = Journal.open(_journal_path(layouts), fingerprint)
-        _keep_only_sound(layouts, journal)
-        _check_space(layouts, directory, frees)
-        step("journal")
-        journal.start()
-        try:
-            _write_all(layouts, journal, jobs_for, threads, progress, step, on_safe)
-            _finish(layouts, journal, step)
-        finally:
-            journal.close()
+        with only_writer(layouts[0].path.with_name(layouts[0].path.name + LOCK_SUFFIX)):
+            journal = Journal.open(_journal_path(layouts), fingerprint)
+            _keep_only_sound(layouts, journal)
+            _check_space(layouts, directory, frees)
+            step("journal")
+            journal.start()
+            try:
+                _write_all(layouts, journal, jobs_for, threads, progress, step, on_safe)
+                _finish(layouts, journal, step)
+            finally:
+                journal.close()
     except OSError as error:
         raise _as_conversion_error(error, layouts, directory) from error
     return layouts[0].path

@@ -13,7 +13,8 @@ CODE = """
 import os, sys
 from pathlib import Path
 from convert.writer_lock import only_writer
-only_writer(Path(sys.argv[1])).__enter__()
+held = only_writer(Path(sys.argv[1]))
+held.__enter__()
 os._exit(0)  # without leaving the block, as a killed run does
 """
 

@@ -20,8 +20,8 @@ def warn_of_plan(plan: MemoryPlan, config: ModelConfig, notify: Callable[[str], 
     used = config.router.num_experts_per_tok
     if kept < used:
         notify(
-            f"the expert slots hold {kept or 'less than one'} of a layer's experts and every token uses {used}: most will be read again for"
-            " each token; a larger --budget or --ram helps more than anything else"
+            f"the expert slots hold {kept or 'less than one'} of a layer's experts and every token uses {used}: most"
+            " will be read again for each token; a larger --budget or --ram helps more than anything else"
         )
     try:
         available = available_bytes()

@@ -19,11 +19,12 @@ import numpy as np
 from convert.consume import Consumption, find_record, resumed_plan, start
 from convert.gguf_layout import OutputTensor
 from convert.imatrix import Floats, ImportanceMatrix, read_imatrix
+from convert.open_source import open_source
 from convert.plan import ConvertOptions, Plan, plan_conversion
 from convert.quantize import quantize_rows
 from convert.rows import Bytes
 from convert.shard_writer import Progress, write_files
-from convert.source import Source, SourceTensor, open_source
+from convert.source import Source, SourceTensor
 from convert.stream import Job
 from kernels.quant_types import QuantType, row_bytes
 

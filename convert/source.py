@@ -10,7 +10,7 @@ from pathlib import Path
 
 from convert.gguf_metadata import Metadata
 from convert.rows import Rows
-from models.errors import CheckpointError, FileError
+from models.errors import CheckpointError
 
 LINEARS = ("gate", "up", "down")
 
@@ -62,33 +62,3 @@ def check_experts(found: dict[int, set[tuple[int, str]]], num_experts: int, wher
             raise CheckpointError(
                 f"{where}: layer {layer} has expert {extra[0][0]}, but the model declares {num_experts}"
             )
-
-
-def open_source(path: Path, allow_unmapped: bool = False, with_vocab: bool = True, pre: str | None = None) -> Source:
-    """Open a Hugging Face folder, a GGUF file or any member of a split set.
-
-    `allow_unmapped` leaves tensors that have no GGUF name behind, with a note, instead of refusing; `with_vocab` False
-    does without a tokenizer; `pre` names its pre-tokenizer. Raises FileError, CheckpointError, UnsupportedError.
-    """
-    if path.is_dir():
-        ggufs = sorted(path.glob("*.gguf"))
-        if ggufs and not (path / "config.json").exists():
-            return _open_gguf_folder(path, ggufs)
-        from convert.hf_source import open_hf_folder
-
-        return open_hf_folder(path, allow_unmapped, with_vocab, pre)
-    from convert.gguf_source import open_gguf
-
-    return open_gguf(path)
-
-
-def _open_gguf_folder(folder: Path, ggufs: list[Path]) -> Source:
-    """A folder that holds exactly one model."""
-    from convert.gguf_source import open_gguf
-
-    source = open_gguf(ggufs[0])
-    others = {path.resolve() for path in ggufs} - {path.resolve() for path in source.paths}
-    if others:
-        source.close()
-        raise FileError(f"{folder}: holds more than one model; name a file, such as {ggufs[0]}")
-    return source

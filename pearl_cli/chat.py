@@ -16,7 +16,7 @@ from pearl_cli.engine import Generation
 from pearl_cli.interrupt import Interrupt
 from pearl_cli.residency.stats import TokenStats
 from pearl_cli.routing.mark import steered_mark
-from pearl_cli.sampling import RANDOM_SEED, Sampler, SamplingParams
+from pearl_cli.sampling import Sampler, SamplingParams, with_drawn_seed
 from pearl_cli.session import Session
 from pearl_cli.terminal import Progress
 from pearl_cli.text_stream import TextStream
@@ -62,7 +62,7 @@ class Chat:
         template_variables: Mapping[str, Any] | None = None,
     ) -> None:
         self.session = session
-        self.params = params
+        self.params = with_drawn_seed(params)
         self.conversation = Conversation()
         self.last: ReplyStats | None = None
         self._template = template
@@ -131,9 +131,8 @@ class Chat:
 
     def _sampler(self) -> Sampler:
         """A sampler for one reply. A fixed seed gives one conversation, yet each reply its own stream."""
-        params = self.params
-        if params.seed != RANDOM_SEED:
-            params = dataclasses.replace(params, seed=(params.seed + self._replies) % 2**32)
+        params = with_drawn_seed(self.params)
+        params = dataclasses.replace(params, seed=(params.seed + self._replies) % 2**32)
         self._replies += 1
         return Sampler(params, self.session.opened.config.vocab_size)
 

@@ -6,6 +6,7 @@ penalties. The same seed, parameters and logits give the same tokens.
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -56,6 +57,11 @@ class SamplingParams:
                 raise UsageError(f"{option} is out of range; see --help for what it takes")
 
 
+def with_drawn_seed(params: SamplingParams) -> SamplingParams:
+    """`params` with a random seed drawn where none was given, so that it can be shown and used again."""
+    return dataclasses.replace(params, seed=secrets.randbits(32)) if params.seed == RANDOM_SEED else params
+
+
 def forbid(token_ids: Iterable[int]) -> tuple[tuple[int, float], ...]:
     """A `logit_bias` under which none of `token_ids` can be chosen (what --ignore-eos does with the stop ids)."""
     return tuple((token_id, -np.inf) for token_id in sorted(token_ids))
@@ -67,7 +73,7 @@ class Sampler:
     def __init__(self, params: SamplingParams, vocab_size: int) -> None:
         self.params = params
         self.vocab_size = vocab_size
-        self.seed = secrets.randbits(32) if params.seed == RANDOM_SEED else params.seed
+        self.seed = with_drawn_seed(params).seed
         self._random = np.random.Generator(np.random.PCG64(self.seed))
         self._accepted: deque[int] = deque(maxlen=None if params.repeat_last_n < 0 else params.repeat_last_n)
         self._bias_ids = np.array([i for i, _ in params.logit_bias], dtype=np.int64)

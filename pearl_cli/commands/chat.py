@@ -80,7 +80,7 @@ def command(
         chat.conversation.system = system
         repl = Repl(chat, terminal.err_is_tty if show_timings is None else show_timings)
         if repl.interactive and not single_turn:
-            terminal.note(f"{session.name}: {_about(session.opened)}; /help for commands")
+            terminal.note(f"{session.name}: {_about(session.opened)}; seed {chat.params.seed}; /help for commands")
         if first is not None:
             repl.ask(first)
             if single_turn or not repl.interactive:

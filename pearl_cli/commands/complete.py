@@ -64,6 +64,8 @@ def command(
             click.echo(json.dumps(record, ensure_ascii=False))
         else:
             terminal.newline()
+            if params.temperature > 0:
+                terminal.note(f"seed {done.seed}")
             mark = steered_mark(session.opened.routing)
             if mark is not None:
                 terminal.note(mark)

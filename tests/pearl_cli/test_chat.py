@@ -165,3 +165,10 @@ def test_ctrl_c_in_a_terminal(terminal):
 def test_end_of_input_in_a_terminal_leaves_with_0(terminal):
     terminal.send("\x04")
     assert terminal.exit_code() == 0
+
+
+def test_the_seed_that_set_shows_reproduces_the_chat(pearl, tiny_path):
+    args = ["-m", tiny_path, "-n", "8", "--temp", "1.2"]
+    first = pearl(*args, stdin="/set\nhello\nagain\n")
+    seed = re.search(r"seed (\d+)", first.stderr)[1]
+    assert pearl(*args, "-s", seed, stdin="hello\nagain\n").stdout == first.stdout

@@ -112,3 +112,12 @@ def test_truncated_model(tiny_path, tmp_path, capsys):
     err = capsys.readouterr().err
     assert "cut.gguf" in err
     assert err.strip().count("\n") == 0
+
+
+def test_the_seed_of_a_streamed_reply_is_printed_and_reproduces_it(tiny_path, capsys):
+    args = ["complete", "-m", str(tiny_path), "-p", "abc", "-n", "12", "--temp", "1.5", "--ignore-eos"]
+    assert main(args) == 0
+    out, err = capsys.readouterr()
+    seed = err.strip().splitlines()[-1].removeprefix("seed ")
+    assert main([*args, "-s", seed]) == 0
+    assert capsys.readouterr().out == out

@@ -172,5 +172,5 @@ def test_tight_slots_and_scarce_memory_are_said(model_path: Path, monkeypatch: p
     monkeypatch.setattr("pearl_cli.memory_warnings.available_bytes", lambda: 1 << 20)
     with open_engine(model_path, options, notify=said.append):
         pass
-    assert "hold 0 experts a layer and every token uses 2" in said[0]
+    assert "hold less than one of a layer's experts and every token uses 2" in said[0]
     assert "only 1MiB is free" in said[1]

@@ -20,6 +20,9 @@ from kernels.quant_types import QuantType, row_bytes
 
 Array = Any
 
+DELTA_NORM_EPS = 1e-6
+"""Added to the sum of squares that the delta rule divides queries and keys by the root of: transformers' and FLA's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Weight:
@@ -73,12 +76,37 @@ class KVLayer:
     """One layer's keys and values, head-major so that decoding reads each head once in order: [G, capacity, d] of
     `dtype`.
 
-    `dtype` "f32" | "f16" | "q8_0" (then [G, capacity, d // 32 * 34] uint8 blocks).
+    `dtype` "f32" | "f16" | "q8_0" (then [G, capacity, d // 32 * 34] uint8 blocks). `ring`: position p lies at
+    p % capacity, over the one that was there before; only attention with a window can read it, and `capacity` is a
+    multiple of 64.
     """
 
     k: Array
     v: Array
     dtype: str = "f16"
+    ring: bool = False
+
+    @property
+    def capacity(self) -> int:
+        """Positions that are stored."""
+        return int(self.k.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """Sizes and constants of one layer's gated delta rule: H value heads over `num_key_heads` query and key heads.
+
+    decay float32 [H]: -e^A, what files call ssm_a; dt_bias float32 [H]. tiled: value head h reads key head
+    h % num_key_heads, else h // (H / num_key_heads).
+    """
+
+    num_key_heads: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    decay: Array
+    dt_bias: Array
+    tiled: bool
 
 
 @dataclass(slots=True)
@@ -157,6 +185,10 @@ class Backend(Protocol):
         """RMS norm in place over consecutive runs of len(weight) in each row of x [T, n * len(weight)]; returns x."""
         ...
 
+    def concatenate(self, rows: Sequence[Array]) -> Array:
+        """Rows [T_i, D] one below another: fresh [sum T_i, D]."""
+        ...
+
     def activations(self, x: Array) -> Activations:
         """Wrap float32 [T, D] for the linear ops."""
         ...
@@ -178,10 +210,47 @@ class Backend(Protocol):
         """
         ...
 
-    def attention(self, q: Array, cache: KVLayer, start: int, num_heads: int, scale: float, window: int = 0) -> Array:
+    def attention(
+        self,
+        q: Array,
+        cache: KVLayer,
+        start: int,
+        num_heads: int,
+        scale: float,
+        window: int = 0,
+        sinks: Array | None = None,
+    ) -> Array:
         """Causal attention of rotated q [T, H * d] at positions start..
 
-        over cache positions 0..start+t (or the last `window`): float32 [T, H * dv].
+        over cache positions 0..start+t (or the last `window`): float32 [T, H * dv]. `sinks` float32 [H] adds e^sink to
+        each head's sum of weights. A ring must have T + window - 1 positions.
+        """
+        ...
+
+    def sigmoid_gate(self, x: Array, gate: Array) -> Array:
+        """x * sigmoid(gate) in place for x and gate [T, N]; returns x."""
+        ...
+
+    def gated_norm(self, x: Array, gate: Array, weight: Array, eps: float) -> Array:
+        """RMS norm in place over consecutive runs of len(weight) in each row of x [T, n * len(weight)], then times
+        silu(gate) of the same shape; returns x.
+        """
+        ...
+
+    def causal_conv(self, x: Array, kernel: Array, state: Array, silu: bool) -> Array:
+        """Causal convolution of each channel on its own over `state` [K - 1, C] and behind it x [T, C], by kernel
+        [K, C] (last row: the token itself), and silu of it where `silu`: float32 [T, C]. `state` is left with the last
+        K - 1 inputs.
+        """
+        ...
+
+    def delta_rule(self, qkv: Array, beta: Array, alpha: Array, rule: DeltaRule, state: Array) -> Array:
+        """Gated delta rule over rows qkv [T, (q: Hk * dk | k: Hk * dk | v: H * dv)] with gates [T, H], token by token.
+
+        q and k are divided by sqrt(their head's sum of squares + DELTA_NORM_EPS), q also by sqrt(dk). Then for each
+        head: S *= exp(decay * softplus(alpha + dt_bias)); S += k (sigmoid(beta) * (v - S^T k))^T; out = S^T q.
+        float32 [T, H * dv]; `state` float32 [H, dk, dv] is S and is left as the last token made it. Rows of qkv, beta
+        and alpha may lie apart.
         """
         ...
 

@@ -14,6 +14,7 @@ from models.config_table import ARCHITECTURES, GATINGS, ROPE_SCALINGS
 from models.errors import GGUFError, UnsupportedArchitecture, UnsupportedError
 from models.gguf import GGUFModel
 from models.gguf_cursor import show
+from models.layer_memory import LayerMemory
 
 MAX_EXPERTS = 1 << 14  # in one layer; the largest known models have some hundreds
 
@@ -72,8 +73,25 @@ class ModelConfig:
     residual_scale: float = 1.0  # on what each half of a block adds
     logit_divisor: float = 1.0
     latent: LatentConfig | None = None  # then head_dim and value_dim are those of the cache
+    window_layers: tuple[bool, ...] | None = None  # which layers have the sliding window, None: all
+    rope_window: RopeConfig | None = None  # of the layers with a sliding window, where they rotate otherwise
+    recurrent: tuple[LayerMemory | None, ...] | None = None  # of the layers without keys and values
     defaults_used: tuple[str, ...] = ()
     unread_keys: tuple[str, ...] = ()
+
+    @property
+    def layer_memory(self) -> tuple[LayerMemory, ...]:
+        """What each layer keeps of a sequence."""
+        return tuple(self._memory_of(layer) for layer in range(self.num_layers))
+
+    def window_of(self, layer: int) -> int:
+        """Positions that attention sees in `layer`, 0: all."""
+        has_window = self.window_layers is None or self.window_layers[layer]
+        return self.sliding_window if has_window else 0
+
+    def _memory_of(self, layer: int) -> LayerMemory:
+        own = self.recurrent[layer] if self.recurrent is not None else None
+        return own or LayerMemory(self.num_kv_heads, self.head_dim, self.value_dim, self.window_of(layer))
 
     @property
     def moe_layers(self) -> tuple[int, ...]:

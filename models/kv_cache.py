@@ -1,23 +1,39 @@
 """`KVCache`: what a sequence leaves behind in every layer, with a capacity that is fixed when it is made.
 
-Everything is allocated at once, so a run that starts has room for its whole context. Rolling back is setting `length`.
+Everything is allocated at once, so a run that starts has room for its whole context. Rolling back is setting `length`,
+as far as that goes: a window layer keeps a ring of positions, a recurrent layer only its newest state, so ask
+`rewindable` first.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from kernels.backend import Backend, KVLayer
-from kernels.quant_types import QuantType, block_size, row_bytes
-from models.config import ModelConfig
+from kernels.backend import Array, Backend, KVLayer, RopeTable
+from models.config import ModelConfig, RopeConfig
 from models.errors import UsageError
+from models.layer_memory import STORED_AS, LayerMemory
 from models.rope import build_rope_table
 
-STORED_AS = {"f32": QuantType.F32, "f16": QuantType.F16, "q8_0": QuantType.Q8_0}
+__all__ = ["STORED_AS", "KVCache", "LayerStore", "RecurrentLayer"]
+
+
+@dataclass(slots=True)
+class RecurrentLayer:
+    """float32 arrays on the backend's device, in the order of `LayerMemory.state`, that each token overwrites."""
+
+    arrays: tuple[Array, ...]
+
+
+LayerStore = KVLayer | RecurrentLayer
 
 
 class KVCache:
-    """`layers[l]` are the keys and values of layer l, `rope` the rotations of all positions, `length` those filled."""
+    """`layers[l]` is what layer l keeps, `ropes[l]` the rotations of all positions in it, `length` the positions
+    filled.
+    """
 
     def __init__(
         self,
@@ -34,38 +50,87 @@ class KVCache:
         """
         if capacity < 1:
             raise ValueError(f"a KV cache of {capacity} positions")
-        self.n_bytes = capacity * self.bytes_per_token(config, k_dtype, v_dtype)
+        self.n_bytes = self.planned_bytes(config, capacity, k_dtype, v_dtype)
         self.capacity = capacity
         self.length = 0
-        table = build_rope_table(config.rope, capacity, rope_freqs)
-        table_bytes = table.cos.nbytes + table.sin.nbytes
-        self.n_bytes += table_bytes
-        self.rope = type(table)(
-            backend.from_host(table.cos), backend.from_host(table.sin), table.n_rot, table.interleaved
-        )
-        self.layers: list[KVLayer] = [
-            backend.kv_layer(config.num_kv_heads, capacity, config.head_dim, config.value_dim, k_dtype)
-            for _ in range(config.num_layers)
-        ]
+        self._memory = config.layer_memory
+        self._reach = 0  # positions that were written since the cache was last empty, by failed calls too
+        self.rope = _rope_on(backend, config.rope, capacity, rope_freqs)
+        own = config.rope_window
+        window_rope = self.rope if own is None else _rope_on(backend, own, capacity, None)
+        self.ropes = [window_rope if memory.window else self.rope for memory in self._memory]
+        self.layers: list[LayerStore] = [_new_layer(backend, memory, capacity, k_dtype) for memory in self._memory]
+
+    def begin(self, n_tokens: int) -> None:
+        """Positions length .. length + n_tokens - 1 are about to be written. Raises ValueError where there is no room,
+        or where a failed call has destroyed what they need.
+        """
+        if self.length + n_tokens > self.capacity:
+            raise ValueError(f"{self.length} + {n_tokens} tokens in a KV cache of {self.capacity}")
+        if self.rewindable(self.length) != self.length:
+            raise ValueError(f"a failed call has overwritten what position {self.length} needs; truncate first")
+        if self.length == 0:
+            self._reach = 0
+            for layer in self.layers:
+                if isinstance(layer, RecurrentLayer):
+                    for array in layer.arrays:
+                        array[:] = 0
+        self._reach = max(self._reach, self.length + n_tokens)
+
+    def rewindable(self, length: int) -> int:
+        """The longest prefix of at most `length` positions that `truncate` can go back to."""
+        return length if all(self._reaches(memory, length) for memory in self._memory) else 0
 
     def truncate(self, length: int) -> None:
-        """Forget the positions from `length` on. Raises ValueError for a length that is not in 0..self.length."""
+        """Forget the positions from `length` on. Raises ValueError for a length that is not in 0..self.length, and for
+        one that `rewindable` does not name.
+        """
         if not 0 <= length <= self.length:
             raise ValueError(f"truncate to {length}, the cache holds {self.length} positions")
+        if self.rewindable(length) != length:
+            raise ValueError(f"truncate to {length}: not all layers can go back to there")
         self.length = length
+
+    def _reaches(self, memory: LayerMemory, length: int) -> bool:
+        """Whether all that a token at position `length` needs of this layer is still there."""
+        if length == 0:
+            return True
+        if memory.state and self._reach != length:
+            return False
+        oldest = max(0, length - memory.window + 1) if memory.window else 0
+        return oldest + memory.slots(self.capacity) >= self._reach
+
+    @staticmethod
+    def planned_bytes(config: ModelConfig, capacity: int, k_dtype: str = "f16", v_dtype: str = "f16") -> int:
+        """What the constructor allocates. Raises UsageError as it does."""
+        _check_types(k_dtype, v_dtype)
+        ropes = [config.rope] if config.rope_window is None else [config.rope, config.rope_window]
+        tables = sum(4 * rope.n_rot * capacity for rope in ropes)
+        return tables + sum(memory.n_bytes(capacity, k_dtype, v_dtype) for memory in config.layer_memory)
 
     @staticmethod
     def bytes_per_token(config: ModelConfig, k_dtype: str = "f16", v_dtype: str = "f16") -> int:
-        """Bytes of keys and values of one position in all layers. Raises UsageError as the constructor does."""
-        if k_dtype != v_dtype:
-            raise UsageError(f"KV cache types {k_dtype} and {v_dtype}: keys and values must have the same type")
-        if k_dtype not in STORED_AS:
-            raise UsageError(f"KV cache type {k_dtype!r} is not supported; supported: {', '.join(STORED_AS)}")
-        stored = STORED_AS[k_dtype]
-        for width in (config.head_dim, config.value_dim):
-            if width % block_size(stored):
-                raise UsageError(
-                    f"KV cache type {k_dtype} needs heads of a multiple of {block_size(stored)}, not {width}"
-                )
-        per_head = row_bytes(stored, config.head_dim) + row_bytes(stored, config.value_dim)
-        return config.num_layers * config.num_kv_heads * per_head
+        """Bytes of keys and values of one position in all layers, as long as no window is full. Raises UsageError as
+        the constructor does.
+        """
+        _check_types(k_dtype, v_dtype)
+        return sum(memory.bytes_per_position(k_dtype, v_dtype) for memory in config.layer_memory)
+
+
+def _check_types(k_dtype: str, v_dtype: str) -> None:
+    if k_dtype != v_dtype:
+        raise UsageError(f"KV cache types {k_dtype} and {v_dtype}: keys and values must have the same type")
+
+
+def _rope_on(backend: Backend, rope: RopeConfig, capacity: int, divisors: np.ndarray | None) -> RopeTable:
+    table = build_rope_table(rope, capacity, divisors)
+    return RopeTable(backend.from_host(table.cos), backend.from_host(table.sin), table.n_rot, table.interleaved)
+
+
+def _new_layer(backend: Backend, memory: LayerMemory, capacity: int, dtype: str) -> LayerStore:
+    if memory.state:
+        return RecurrentLayer(tuple(backend.from_host(np.zeros(shape, np.float32)) for shape in memory.state))
+    slots = memory.slots(capacity)
+    layer = backend.kv_layer(memory.num_kv_heads, slots, memory.head_dim, memory.value_dim, dtype)
+    layer.ring = slots < capacity
+    return layer

@@ -34,15 +34,22 @@ class Attention:
     attn_k_norm: Array | None = None
     qkv_bias: Array | None = None
     output_bias: Array | None = None
+    attn_sinks: Array | None = None
 
     @classmethod
     def read(
-        cls, source: WeightSource, config: ModelConfig, layer: int, qk_norm: str = "none", bias: bool = False
+        cls,
+        source: WeightSource,
+        config: ModelConfig,
+        layer: int,
+        qk_norm: str = "none",
+        bias: bool = False,
+        output_bias: bool = False,
     ) -> Attention:
         """Take the attention tensors of `layer`.
 
         `qk_norm`: "none", "head" (one norm weight for each head alike) or "row" (one over all heads together).
-        `bias`: the file must hold attn_q.bias, attn_k.bias and attn_v.bias.
+        `bias`: the file must hold attn_q.bias, attn_k.bias and attn_v.bias; `output_bias`: attn_output.bias.
         """
         blk, hidden = f"blk.{layer}", config.hidden_size
         n_q, n_k = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -56,7 +63,7 @@ class Attention:
             norm_eps=config.rms_norm_eps,
             num_heads=config.num_heads,
             scale=config.attention_scale,
-            window=config.sliding_window,
+            window=config.window_of(layer),
         )
         if qk_norm != "none":
             part.attn_q_norm = source.vector(f"{blk}.attn_q_norm.weight", n_q if qk_norm == "row" else config.head_dim)
@@ -65,6 +72,8 @@ class Attention:
             rows = {"attn_q": n_q, "attn_k": n_k, "attn_v": n_v}
             biases = [source.host_vector(f"{blk}.{name}.bias", size) for name, size in rows.items()]
             part.qkv_bias = source.backend.from_host(np.concatenate(biases))
+        if output_bias:
+            part.output_bias = source.vector(f"{blk}.attn_output.bias", hidden)
         return part
 
     def __call__(self, backend: Backend, x: Array, kv: KVLayer, rope: RopeTable, start: int) -> Array:
@@ -74,9 +83,24 @@ class Attention:
         if self.attn_q_norm is not None:
             q = backend.head_norm(q, self.attn_q_norm, self.norm_eps)
             k = backend.head_norm(k, self.attn_k_norm, self.norm_eps)
-        backend.rope_write(q, k, v, rope, start, kv)
-        mixed = backend.attention(q, kv, start, self.num_heads, self.scale, self.window)
+        mixed = self._mix(backend, q, k, v, kv, rope, start)
         return backend.linear(backend.activations(mixed), self.attn_output, bias=self.output_bias)
+
+    def _mix(
+        self, backend: Backend, q: Array, k: Array, v: Array, kv: KVLayer, rope: RopeTable, start: int
+    ) -> Array:
+        """Attention of the tokens' rows, written into `kv` as they come: where that is a ring, so many at a time that
+        none overwrites what another sees."""
+        n_tokens = q.shape[0]
+        at_once = kv.capacity - self.window + 1 if kv.ring else n_tokens
+        parts = []
+        for first in range(0, n_tokens, at_once):
+            rows = slice(first, first + at_once)
+            backend.rope_write(q[rows], k[rows], v[rows], rope, start + first, kv)
+            parts.append(
+                backend.attention(q[rows], kv, start + first, self.num_heads, self.scale, self.window, self.attn_sinks)
+            )
+        return parts[0] if len(parts) == 1 else backend.concatenate(parts)
 
     def _project(self, backend: Backend, a: Array) -> tuple[Array, Array, Array]:
         n_q, n_qk = self.attn_q.n_rows, self.attn_q.n_rows + self.attn_k.n_rows

@@ -70,15 +70,14 @@ class Model:
         n_tokens, start = token_ids.shape[0], cache.length
         if n_tokens == 0:
             raise ValueError("forward needs at least one token")
-        if start + n_tokens > cache.capacity:
-            raise ValueError(f"{start} + {n_tokens} tokens in a KV cache of {cache.capacity}")
+        cache.begin(n_tokens)
         provider.begin(token_ids, start, phase)
         try:
             x = self.backend.embed(self.token_embd, token_ids)
             if self.config.embedding_scale != 1.0:
                 x = x * self.config.embedding_scale
-            for block, kv in zip(self.blk, cache.layers, strict=True):
-                x = block(self.backend, x, kv, cache.rope, start, provider)
+            for block, kv, rope in zip(self.blk, cache.layers, cache.ropes, strict=True):
+                x = block(self.backend, x, kv, rope, start, provider)
             result = self._logits(x, logits)
         finally:
             provider.end()

@@ -184,7 +184,7 @@ def _floor(gguf: GGUFModel, config: ModelConfig, store: ExpertStore, context: in
     needs = FixedNeeds(
         process_bytes=0,
         weight_bytes=non_expert_bytes(gguf, config),
-        kv_bytes=context * (KVCache.bytes_per_token(config) + 4 * config.rope.n_rot),
+        kv_bytes=KVCache.planned_bytes(config, context),
         workspace_bytes=workspace_bytes(config, min(RunOptions().ubatch_size, context)),
         context=context,
     )

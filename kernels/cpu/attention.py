@@ -112,7 +112,8 @@ def _attend_rows(call, at, scale, cache_k, cache_v, g, rows, positions, out, sta
                 places[0, i] = q + t * q_stride + 4 * h * call.head_dim
                 places[1, i] = out.ctypes.data + 4 * (t * call.num_heads + h) * call.value_dim
                 places[2, i] = states.ctypes.data + 12 * (t * call.num_heads + h)
-            keys, values = (k_base + first * k_bytes, k_bytes), (v_base + first * v_bytes, v_bytes)
+            place = first % capacity  # a block is whole in a ring too
+            keys, values = (k_base + place * k_bytes, k_bytes), (v_base + place * v_bytes, v_bytes)
             _block(
                 call, scale, keys, values, n_positions, weights, places[0, :n], places[1, :n], places[2, :n], visible
             )
@@ -185,7 +186,8 @@ def attention(
     e^sink to each head's sum of weights. Query rows may lie apart. Raises ValueError where the shapes do not fit.
     """
     n_tokens, num_kv_heads = q.shape[0], cache.k.shape[0]
-    if num_heads % num_kv_heads or q.shape[1] % num_heads or start + n_tokens > cache.k.shape[1]:
+    n_needed = n_tokens + (max(window, 1) - 1 if cache.ring else start)
+    if num_heads % num_kv_heads or q.shape[1] % num_heads or n_needed > cache.k.shape[1] or (cache.ring and not window):
         raise ValueError(f"attention of q {q.shape}, {num_heads} heads at {start}, over a cache {cache.k.shape}")
     head_dim, k, v = q.shape[1] // num_heads, cache.k.view(np.uint8), cache.v.view(np.uint8)
     value_dim = cache.v.shape[2] // 34 * 32 if cache.dtype == "q8_0" else cache.v.shape[2]

@@ -109,6 +109,9 @@ class CpuBackend:
     def head_norm(self, x: Array, weight: Array, eps: float) -> Array:
         return norm.head_norm(x, weight, eps)
 
+    def concatenate(self, rows: Sequence[Array]) -> Array:
+        return np.concatenate(rows)
+
     def activations(self, x: Array) -> Activations:
         return Activations(x)
 
@@ -126,8 +129,17 @@ class CpuBackend:
     def rope_write(self, q: Array, k: Array, v: Array, rope: RopeTable, start: int, cache: KVLayer) -> None:
         rope_ops.rope_write(q, k, v, rope, start, cache)
 
-    def attention(self, q: Array, cache: KVLayer, start: int, num_heads: int, scale: float, window: int = 0) -> Array:
-        return attention_ops.attention(q, cache, start, num_heads, scale, window)
+    def attention(
+        self,
+        q: Array,
+        cache: KVLayer,
+        start: int,
+        num_heads: int,
+        scale: float,
+        window: int = 0,
+        sinks: Array | None = None,
+    ) -> Array:
+        return attention_ops.attention(q, cache, start, num_heads, scale, window, sinks)
 
     def route(
         self, router_logits: Array, spec: RouterSpec, selection_bias: Array | None = None

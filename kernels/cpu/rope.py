@@ -51,7 +51,7 @@ def _rotate(row, head_dim, n_rot, interleaved, cos, sin):
 def _store_heads(row_address, width, unit, store, cache, position):
     """Write a float32 row of heads at `position` of `cache`, uint8 [G, capacity, row bytes]."""
     num_heads, capacity, row_bytes = cache.shape
-    place = cache.ctypes.data + position * row_bytes
+    place = cache.ctypes.data + position % capacity * row_bytes
     for g in range(num_heads):
         call_native(store, row_address + 4 * g * width, place + g * capacity * row_bytes, width // unit)
 
@@ -85,7 +85,7 @@ def rope_write(q: np.ndarray, k: np.ndarray, v: np.ndarray, rope: RopeTable, sta
     Rows may lie apart, each row itself is contiguous. Raises ValueError past the end of the table or the cache.
     """
     n_tokens, (num_kv_heads, capacity, _) = q.shape[0], cache.k.shape
-    if start + n_tokens > min(capacity, rope.cos.shape[0]):
+    if start + n_tokens > rope.cos.shape[0] or (0 if cache.ring else start) + n_tokens > capacity:
         raise ValueError(
             f"positions up to {start + n_tokens} in a KV cache of {capacity}, rope table of {rope.cos.shape[0]}"
         )

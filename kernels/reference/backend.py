@@ -9,11 +9,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kernels.backend import Activations, Array, ExpertGroups, ExpertTable, KVLayer, RopeTable, RouterSpec, Weight
+from kernels.backend import (
+    Activations,
+    Array,
+    DeltaRule,
+    ExpertGroups,
+    ExpertTable,
+    KVLayer,
+    RopeTable,
+    RouterSpec,
+    Weight,
+)
 from kernels.quant_types import QuantType, row_bytes
 from kernels.reference.attention import attention_ref, kv_write_ref, new_kv_ref
+from kernels.reference.conv import causal_conv_ref
+from kernels.reference.delta_rule import delta_rule_ref
 from kernels.reference.embed import embed_ref
 from kernels.reference.experts import expert_combine_ref, expert_down_ref, expert_gate_up_ref
+from kernels.reference.gates import gated_norm_ref, sigmoid_gate_ref
 from kernels.reference.linear import gated_mlp_ref, linear_ref
 from kernels.reference.norm import head_norm_ref, norm_ref
 from kernels.reference.rope import rope_ref
@@ -51,6 +64,9 @@ class ReferenceBackend:
         x[:] = head_norm_ref(x, weight, eps)
         return x
 
+    def concatenate(self, rows: Sequence[Array]) -> Array:
+        return np.concatenate(rows)
+
     def activations(self, x: Array) -> Activations:
         return Activations(x)
 
@@ -64,11 +80,34 @@ class ReferenceBackend:
         head_dim = k.shape[1] // cache.k.shape[0]
         q[:] = rope_ref(q, rope, start, head_dim)
         k[:] = rope_ref(k, rope, start, head_dim)
-        kv_write_ref(cache.k, k, start)
-        kv_write_ref(cache.v, v, start)
+        kv_write_ref(cache.k, k, start, cache.ring)
+        kv_write_ref(cache.v, v, start, cache.ring)
 
-    def attention(self, q: Array, cache: KVLayer, start: int, num_heads: int, scale: float, window: int = 0) -> Array:
-        return attention_ref(q, cache, start, num_heads, scale, window).astype(np.float32)
+    def attention(
+        self,
+        q: Array,
+        cache: KVLayer,
+        start: int,
+        num_heads: int,
+        scale: float,
+        window: int = 0,
+        sinks: Array | None = None,
+    ) -> Array:
+        return attention_ref(q, cache, start, num_heads, scale, window, sinks).astype(np.float32)
+
+    def sigmoid_gate(self, x: Array, gate: Array) -> Array:
+        x[:] = sigmoid_gate_ref(x, gate)
+        return x
+
+    def gated_norm(self, x: Array, gate: Array, weight: Array, eps: float) -> Array:
+        x[:] = gated_norm_ref(x, gate, weight, eps)
+        return x
+
+    def causal_conv(self, x: Array, kernel: Array, state: Array, silu: bool) -> Array:
+        return causal_conv_ref(x, kernel, state, silu).astype(np.float32)
+
+    def delta_rule(self, qkv: Array, beta: Array, alpha: Array, rule: DeltaRule, state: Array) -> Array:
+        return delta_rule_ref(qkv, beta, alpha, rule, state).astype(np.float32)
 
     def route(
         self, router_logits: Array, spec: RouterSpec, selection_bias: Array | None = None

@@ -110,7 +110,7 @@ class Engine:
         if len(token_ids) > self.context:
             fault = f"the prompt of {len(token_ids)} tokens does not fit the context of {self.context}"
             raise UsageError(f"{fault}; shorten it or give a larger -c")
-        start = min(self._common_prefix(token_ids), len(token_ids) - 1)
+        start = self._reusable(token_ids)
         self.truncate(start)
         total = len(token_ids) - start
         logits: np.ndarray | None = None
@@ -188,7 +188,7 @@ class Engine:
         cancelled: Cancelled | None,
     ) -> np.ndarray:
         generation.prompt_tokens = len(prompt_ids)
-        generation.reused_tokens = min(self._common_prefix(prompt_ids), max(0, len(prompt_ids) - 1))
+        generation.reused_tokens = self._reusable(prompt_ids)
         before, started = self._totals(), time.perf_counter()
         logits = self.prefill(prompt_ids, progress, cancelled)
         generation.prompt_ms = (time.perf_counter() - started) * 1e3
@@ -203,6 +203,10 @@ class Engine:
         result = self.model.forward(np.array(token_ids, np.int64), self.cache, self.provider, phase, logits)
         self.tokens += token_ids
         return result
+
+    def _reusable(self, token_ids: Sequence[int]) -> int:
+        """Leading tokens of `token_ids` that need no computing: the last one does, for its logits."""
+        return self.cache.rewindable(min(self._common_prefix(token_ids), max(0, len(token_ids) - 1)))
 
     def _common_prefix(self, token_ids: Sequence[int]) -> int:
         length = 0

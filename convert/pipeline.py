@@ -89,12 +89,12 @@ def write_plan(
     """Write the files of `plan`; `threads` 0 means one for each core this process may use. `consumption` deletes what
     they were made from.
     """
-    jobs_for = partial(_jobs, parts=plan.parts, imatrix=plan.imatrix)
+    jobs = jobs_of(plan)
     threads = threads or usable_cores()
     if consumption is None:
-        return write_files(plan.layouts, jobs_for, plan.fingerprint, threads, progress)
+        return write_files(plan.layouts, jobs, plan.fingerprint, threads, progress)
     path = write_files(
-        plan.layouts, jobs_for, plan.fingerprint, threads, progress, None, consumption.frees, consumption.after
+        plan.layouts, jobs, plan.fingerprint, threads, progress, None, consumption.frees, consumption.after
     )
     consumption.finish()
     return path
@@ -102,6 +102,11 @@ def write_plan(
 
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def jobs_of(plan: Plan) -> Callable[[OutputTensor], list[Job]]:
+    """What gives the jobs of an output tensor of `plan`: their results, one after another, are its bytes."""
+    return partial(_jobs, parts=plan.parts, imatrix=plan.imatrix)
 
 
 def _jobs(

@@ -30,7 +30,8 @@ _SCAN_WEIGHTS = 1 << 21
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
     """How to convert. `quant` and `recipe` are as on the command line (None: types stay); `shard_bytes` None is the
-    default; `expert_order` gives each layer's experts in file order (None: by number).
+    default; `expert_order` gives each layer's experts in file order (None: by number); `in_ram`: the files' paths are
+    names only, nothing is written there.
     """
 
     quant: str | None = None
@@ -46,6 +47,7 @@ class ConvertOptions:
     unify: bool = False
     consume: bool = False
     expert_order: tuple[tuple[int, ...], ...] | None = None
+    in_ram: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,7 @@ def _lay_out(
         layouts = plan_pearl_set(
             directory, name, metadata, outputs, options.shard_bytes or DEFAULT_SHARD_BYTES, options.expert_order
         )
-    inputs = {path.resolve() for path in source.paths}
+    inputs = set() if options.in_ram else {path.resolve() for path in source.paths}
     overwritten = [layout.path for layout in layouts if layout.path.resolve() in inputs]
     if overwritten:
         raise UsageError(f"{overwritten[0]}: is part of the input; choose another output directory")

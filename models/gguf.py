@@ -1,14 +1,14 @@
 """An open GGUF model: one file or a whole split set, its metadata, where its tensors lie, and positioned reads of
 their bytes.
 
-Never maps a file into memory: a file that is cut while open gives an error, not a signal. What the metadata means is
-`models.config`'s.
+Never maps a file into memory: a file that is cut while open gives an error, not a signal. Where the bytes are is
+`models.gguf_files`', what the metadata means is `models.config`'s.
 """
 
 from __future__ import annotations
 
 import os
-import weakref
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,14 +18,12 @@ import numpy as np
 from kernels.quant_types import QuantType
 from models.errors import ReadFailure, UnsupportedQuantType
 from models.gguf_cursor import show
+from models.gguf_files import DiskFiles, Files, close_all
 from models.gguf_header import Header, TensorInfo, open_regular, read_header
 from models.gguf_split import check_members, check_unique, member_paths
 from models.gguf_values import Kind, StringArray
 
 __all__ = ["GGUFModel", "StringArray", "TensorInfo"]
-
-# A single preadv returns at most about 2 GiB on Linux.
-_MAX_READ_BYTES = 1 << 30
 
 
 class GGUFModel:
@@ -33,19 +31,18 @@ class GGUFModel:
 
     metadata: values of the first file (int, float, bool, str, numpy arrays, StringArray); kinds: their stored types.
     tensors: by name, over all files, in file order. headers: what each file declares, for those that care about the
-    files.
+    files. paths: where they are, or for `files` in memory alone where they would be.
     """
 
-    def __init__(self, paths: list[Path], fds: list[int], headers: list[Header]) -> None:
+    def __init__(self, paths: list[Path], files: Files, headers: list[Header]) -> None:
         self.paths = paths
+        self.files = files
         self.headers = headers
         self.metadata: dict[str, Any] = headers[0].metadata
         self.kinds: dict[str, Kind] = headers[0].kinds
         self.alignment = headers[0].alignment
         self.version = headers[0].version
         self.tensors: dict[str, TensorInfo] = {t.name: t for header in headers for t in header.tensors}
-        self._fds = fds
-        self._finalizer = weakref.finalize(self, _close_all, fds)
 
     @classmethod
     def open(cls, path: str | Path) -> GGUFModel:
@@ -55,22 +52,22 @@ class GGUFModel:
         try:
             fd, file_bytes = open_regular(path)
             fds.append(fd)
-            header = read_header(fd, file_bytes, path)
+            header = read_header(partial(os.pread, fd), file_bytes, path)
             paths = member_paths(path, header)
             if len(paths) == 1:
-                return cls(paths, fds, [header])
+                return cls(paths, DiskFiles(fds), [header])
             # The member that was asked for is read once more in its place: headers of members are small.
             os.close(fds.pop())
             headers = []
             for index, member in enumerate(paths):
                 fd, file_bytes = open_regular(member)
                 fds.append(fd)
-                headers.append(read_header(fd, file_bytes, member, index))
+                headers.append(read_header(partial(os.pread, fd), file_bytes, member, index))
             check_members(paths, headers)
             check_unique(paths, headers)
-            return cls(paths, fds, headers)
+            return cls(paths, DiskFiles(fds), headers)
         except BaseException:
-            _close_all(fds)
+            close_all(fds)
             raise
 
     def read(self, tensor: str | TensorInfo) -> np.ndarray:
@@ -92,12 +89,12 @@ class GGUFModel:
         """Fill `out` (uint8, contiguous) from `offset` of one file. `what` is named in errors. Raises ReadFailure."""
         if out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError("out must be a writable contiguous uint8 array")
-        if self._finalizer.alive is False:
+        if self.files.closed:
             raise ValueError("the model was closed")
         view, done = out.data.cast("B"), 0
         while done < out.size:
             try:
-                n_bytes = os.preadv(self._fds[file_index], [view[done : done + _MAX_READ_BYTES]], offset + done)
+                n_bytes = self.files.read(file_index, offset + done, view[done:])
             except OSError as error:
                 raise ReadFailure(f"{self.paths[file_index]}: {what} cannot be read: {error.strerror}") from None
             if n_bytes == 0:
@@ -106,6 +103,12 @@ class GGUFModel:
                     f"{offset + done}: it was cut while open"
                 )
             done += n_bytes
+
+    def resident(self, info: TensorInfo) -> np.ndarray | None:
+        """The bytes of one tensor where they lie in host memory, uint8, not to be written; None for a file on a
+        disk.
+        """
+        return self.files.resident(info.file_index, info.offset, info.n_bytes)
 
     def array(self, name: str) -> np.ndarray:
         """A plain-number tensor (F32, F16, BF16) as fresh float32, in numpy order (dimensions reversed)."""
@@ -124,7 +127,7 @@ class GGUFModel:
 
     def close(self) -> None:
         """Close the files; reading afterwards raises ValueError. Harmless when called twice."""
-        self._finalizer()
+        self.files.close()
 
     def __enter__(self) -> GGUFModel:
         return self
@@ -133,8 +136,3 @@ class GGUFModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _close_all(fds: list[int]) -> None:
-    while fds:
-        os.close(fds.pop())

@@ -8,9 +8,9 @@ byte encoding, not its meaning.
 
 from __future__ import annotations
 
-import os
 import struct
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 from models.errors import GGUFError
@@ -18,6 +18,9 @@ from models.errors import GGUFError
 FIRST_READ_BYTES = 1 << 20
 # The largest headers in circulation (a vocabulary of 262k, 321k merges, 20k tensors) are below 20 MB.
 MAX_HEADER_BYTES = 1 << 27
+
+Read = Callable[[int, int], bytes]
+"""(n_bytes, offset) of a file: its bytes there, fewer where it ends."""
 
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
@@ -30,17 +33,17 @@ def show(text: str | bytes, limit: int = 80) -> str:
 
 
 class Cursor:
-    """Position in the head of an open file. `item` is what is being read, for messages; `n_reads`, `n_fetched` count
+    """Position in the head of a file that `read` reads. `item` is what is being read, for messages; `n_reads`, `n_fetched` count
     the I/O.
     """
 
-    def __init__(self, fd: int, file_bytes: int, where: str) -> None:
+    def __init__(self, read: Read, file_bytes: int, where: str) -> None:
         self.where = where
         self.file_bytes = file_bytes
         self.item = "the header"
         self.pos = 0
         self.n_reads = 0
-        self._fd = fd
+        self._read = read
         self._limit = min(file_bytes, MAX_HEADER_BYTES)
         self.data = b""
         if file_bytes:
@@ -121,7 +124,7 @@ class Cursor:
 
     def _fetch(self, end: int) -> None:
         missing = end - len(self.data)
-        piece = os.pread(self._fd, missing, len(self.data))
+        piece = self._read(missing, len(self.data))
         self.n_reads += 1
         if len(piece) != missing:
             raise self.error(

@@ -18,7 +18,7 @@ from typing import Any
 
 from kernels.quant_types import QuantType, block_bytes, block_size
 from models.errors import FileError, UnsupportedQuantType
-from models.gguf_cursor import Cursor, show
+from models.gguf_cursor import Cursor, Read, show
 from models.gguf_sniff import describe_other_file, missing_file
 from models.gguf_values import Kind, decode_text, read_value
 
@@ -88,11 +88,11 @@ def open_regular(path: Path) -> tuple[int, int]:
     raise describe_other_file(path, b"", 0)
 
 
-def read_header(fd: int, file_bytes: int, path: Path, file_index: int = 0) -> Header:
-    """Parse and check the header of an open file. Raises GGUFError or UnsupportedQuantType; reads nothing but the
-    head.
+def read_header(read: Read, file_bytes: int, path: Path, file_index: int = 0) -> Header:
+    """Parse and check the header of a file that `read` reads. Raises GGUFError or UnsupportedQuantType; reads nothing
+    but the head.
     """
-    cursor = Cursor(fd, file_bytes, str(path))
+    cursor = Cursor(read, file_bytes, str(path))
     version = _read_magic(cursor, path)
     n_tensors, n_kv = cursor.u64(), cursor.u64()
     cursor.count(n_kv, _MIN_KV_BYTES, "metadata entries")

@@ -8,7 +8,7 @@ from models.gguf import GGUFModel
 from models.latent_attention import expansion_bytes
 from models.model import Model
 from models.registry import build_model
-from models.weights import WeightSource, aligned, resident_tensors
+from models.weights import WeightSource, arena_bytes
 
 
 def load_model(gguf: GGUFModel, backend: Backend) -> Model:
@@ -26,5 +26,4 @@ def load_model(gguf: GGUFModel, backend: Backend) -> Model:
 
 def non_expert_bytes(gguf: GGUFModel, config: ModelConfig) -> int:
     """Bytes that `load_model` allocates for weights."""
-    stored = sum(aligned(info.n_bytes) for info in resident_tensors(gguf, config))
-    return stored + expansion_bytes(gguf, config)
+    return arena_bytes(gguf, config) + expansion_bytes(gguf, config)

@@ -38,15 +38,23 @@ def resident_tensors(gguf: GGUFModel, config: ModelConfig) -> list[TensorInfo]:
     return [t for t in gguf.tensors.values() if not is_expert_tensor(t.name) and not config.is_of_unused_layer(t.name)]
 
 
+def arena_bytes(gguf: GGUFModel, config: ModelConfig) -> int:
+    """Bytes for the tensors of `resident_tensors`; of a file that is in memory itself only vectors are copied."""
+    tensors = resident_tensors(gguf, config)
+    return sum(aligned(info.n_bytes) for info in tensors if not gguf.files.in_memory or info.n_rows == 1)
+
+
 class WeightSource:
-    """Reads tensors of `gguf` for `backend`; all matrices lie in one arena that is allocated here."""
+    """Reads tensors of `gguf` for `backend`; all matrices lie in one arena that is allocated here, or, where the file
+    is in host memory already, stay where they are.
+    """
 
     def __init__(self, gguf: GGUFModel, backend: Backend, config: ModelConfig) -> None:
         self.gguf = gguf
         self.backend = backend
         self.where = gguf.paths[0].name
         self._unused = {info.name: info for info in resident_tensors(gguf, config)}
-        self._arena = allocate(backend, sum(aligned(info.n_bytes) for info in self._unused.values()))
+        self._arena = allocate(backend, arena_bytes(gguf, config))
         self._arena_used_bytes = 0
 
     def has(self, name: str) -> bool:
@@ -83,6 +91,9 @@ class WeightSource:
             raise GGUFError(f"{self.where}: the architecture has no use for {shown}: the file is of another kind")
 
     def _read(self, info: TensorInfo) -> np.ndarray:
+        here = self.gguf.resident(info)
+        if here is not None:
+            return here
         start = self._arena_used_bytes
         self._arena_used_bytes += aligned(info.n_bytes)
         data = self._arena[start : start + info.n_bytes]

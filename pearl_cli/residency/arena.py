@@ -20,29 +20,18 @@ def map_region(n_bytes: int) -> np.ndarray:
     return region[:n_bytes]
 
 
-class SlotArena:
-    """Slots 0..n-1; `addresses[slot]` is its first byte, `views[slot]` a writable memoryview of it, `class_of[slot]`
-    its size class.
+class Slots:
+    """Numbers 0..n-1 of the slots of one region; `addresses[slot]` is its first byte, `class_of[slot]` its size class,
+    `views[slot]` a writable memoryview of it, empty where the host cannot reach it.
     """
 
-    def __init__(
-        self, classes: Sequence[tuple[int, int]], allocate: Callable[[int], np.ndarray] = map_region
-    ) -> None:
-        """classes: (slot_bytes, count) per size class; slot_bytes a multiple of PAGE. `allocate` gives uint8 memory
-        aligned to PAGE.
-        """
-        if any(slot_bytes % PAGE for slot_bytes, _ in classes):
-            raise ValueError(f"slot sizes must be multiples of {PAGE}: {[size for size, _ in classes]}")
-        self.n_bytes = sum(slot_bytes * count for slot_bytes, count in classes)
-        self._region = allocate(self.n_bytes)
-        base = self._region.ctypes.data
-        if base % PAGE:
-            raise ValueError(f"the arena must start on a page of {PAGE} bytes, got address {base:#x}")
+    def __init__(self, classes: Sequence[tuple[int, int]], base: int, whole: memoryview) -> None:
+        """classes: (slot_bytes, count) per size class; base: address of the region, `whole` its bytes."""
+        self.n_bytes = region_bytes(classes)
         self.views: list[memoryview] = []
         self.addresses: list[int] = []
         self.class_of: list[int] = []
         self._free: list[list[int]] = []
-        whole = memoryview(self._region.data)
         offset = 0
         for index, (slot_bytes, count) in enumerate(classes):
             first = len(self.views)
@@ -75,3 +64,26 @@ class SlotArena:
         for slot in range(len(self.views) - 1, -1, -1):
             if slot not in used:
                 self._free[self.class_of[slot]].append(slot)
+
+
+def region_bytes(classes: Sequence[tuple[int, int]]) -> int:
+    """Bytes of all slots. Raises ValueError for a slot size that is not a multiple of PAGE."""
+    if any(slot_bytes % PAGE for slot_bytes, _ in classes):
+        raise ValueError(f"slot sizes must be multiples of {PAGE}: {[size for size, _ in classes]}")
+    return sum(slot_bytes * count for slot_bytes, count in classes)
+
+
+class SlotArena(Slots):
+    """Slots in host memory."""
+
+    def __init__(
+        self, classes: Sequence[tuple[int, int]], allocate: Callable[[int], np.ndarray] = map_region
+    ) -> None:
+        """classes: (slot_bytes, count) per size class; slot_bytes a multiple of PAGE. `allocate` gives uint8 memory
+        aligned to PAGE.
+        """
+        self.region = allocate(region_bytes(classes))
+        base = self.region.ctypes.data
+        if base % PAGE:
+            raise ValueError(f"the arena must start on a page of {PAGE} bytes, got address {base:#x}")
+        super().__init__(classes, base, memoryview(self.region.data))

@@ -17,13 +17,14 @@ from kernels.backend import Activations, Array, Backend
 from kernels.grouping import group_by_expert
 from models.expert_provider import RouterWeights, Routing
 from pearl_cli.predict.base import NextUse
-from pearl_cli.residency.arena import SlotArena
+from pearl_cli.residency.arena import Slots
 from pearl_cli.residency.gate_call import GateCall
 from pearl_cli.residency.layer_state import LayerState
+from pearl_cli.residency.load_queue import LoadQueue
 from pearl_cli.residency.prefetch import Prefetcher
 from pearl_cli.residency.slot_keeper import SlotKeeper
 from pearl_cli.residency.stats import TokenStats
-from pearl_cli.residency.transfer import Load, TransferQueue
+from pearl_cli.residency.transfer import Load
 from pearl_cli.routing.base import Inserted, RoutingPolicy
 
 _PREFILL_BATCH = 4  # resident groups computed between two looks at the arrivals, while transient experts wait for slots
@@ -43,8 +44,8 @@ class ResidencyController:
         layers: Sequence[LayerState | None],
         routers: Sequence[RouterWeights | None],
         backend: Backend,
-        arena: SlotArena,
-        queue: TransferQueue,
+        arena: Slots,
+        queue: LoadQueue,
         routing: RoutingPolicy,
         prefetcher: Prefetcher | None = None,
         next_use: NextUse | None = None,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kernels.backend import ExpertTable
-from pearl_cli.residency.arena import SlotArena
+from pearl_cli.residency.arena import Slots
 from pearl_cli.residency.cache_model import LayerCache
 from pearl_cli.residency.placement import Place
 from pearl_cli.residency.transfer import ALL_LINEARS, Load
@@ -45,12 +45,12 @@ class LayerState:
     def num_experts(self) -> int:
         return len(self.places)
 
-    def new_load(self, expert: int, slot: int, arena: SlotArena, demanded: bool) -> Load:
+    def new_load(self, expert: int, slot: int, arena: Slots, demanded: bool) -> Load:
         load = Load(self.layer, expert, slot, arena.views[slot], self.places[expert], demanded)
         self.loads[expert] = load
         return load
 
-    def land(self, load: Load, mask: int, arena: SlotArena) -> None:
+    def land(self, load: Load, mask: int, arena: Slots) -> None:
         """Point the table at the linears of `mask`; the whole expert is resident once all three are there."""
         load.landed |= mask
         base = arena.addresses[load.slot]
@@ -63,7 +63,7 @@ class LayerState:
             self.slot_of[load.expert] = load.slot
             self.loads.pop(load.expert, None)
 
-    def vacate(self, expert: int, arena: SlotArena) -> None:
+    def vacate(self, expert: int, arena: Slots) -> None:
         """Give the slot of a resident expert back."""
         slot = int(self.slot_of[expert])
         self.slot_of[expert] = -1

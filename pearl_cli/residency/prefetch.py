@@ -15,10 +15,11 @@ import numpy as np
 from kernels.backend import Activations, Array
 from models.expert_provider import Routing
 from pearl_cli.predict.base import Predictor
-from pearl_cli.residency.arena import SlotArena
+from pearl_cli.residency.arena import Slots
 from pearl_cli.residency.layer_state import LayerState
+from pearl_cli.residency.load_queue import LoadQueue
 from pearl_cli.residency.prefetch_governor import PrefetchGovernor
-from pearl_cli.residency.transfer import Load, TransferQueue
+from pearl_cli.residency.transfer import Load
 
 
 class Prefetcher:
@@ -28,8 +29,8 @@ class Prefetcher:
         self,
         predictor: Predictor,
         layers: Sequence[LayerState | None],
-        arena: SlotArena,
-        queue: TransferQueue,
+        arena: Slots,
+        queue: LoadQueue,
         depth: int,
         governor: PrefetchGovernor | None = None,
         notify: Callable[[str], None] | None = None,

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from models.errors import ReadFailure
-from pearl_cli.residency.arena import SlotArena
+from pearl_cli.residency.arena import Slots
 from pearl_cli.residency.gate_call import GateCall
 from pearl_cli.residency.layer_state import LayerState
+from pearl_cli.residency.load_queue import LoadQueue
 from pearl_cli.residency.prefetch import Prefetcher
 from pearl_cli.residency.stats import DemandStats
-from pearl_cli.residency.transfer import Arrival, Load, TransferQueue
+from pearl_cli.residency.transfer import Arrival, Load
 
 
 class SlotKeeper:
@@ -24,8 +25,8 @@ class SlotKeeper:
     def __init__(
         self,
         layers: Sequence[LayerState | None],
-        arena: SlotArena,
-        queue: TransferQueue,
+        arena: Slots,
+        queue: LoadQueue,
         prefetcher: Prefetcher | None,
     ) -> None:
         self.layers = layers

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from kernels.backend import RouterSpec
 from models.config import ModelConfig
 from models.errors import MemoryPlanError, UsageError
-from pearl_cli.options import Size
 from pearl_cli.residency.slot_plan import SlotPlan, floor_bytes, full_bytes, plan_slots
+from pearl_cli.sizes import Size
 
 MIB = 1 << 20
 DEFAULT_CONTEXT = 4096

@@ -31,7 +31,7 @@ from pearl_cli.memory_plan import (
 )
 from pearl_cli.memory_warnings import warn_of_plan
 from pearl_cli.open_routing import open_routing
-from pearl_cli.options import RunOptions, Size
+from pearl_cli.options import RunOptions
 from pearl_cli.predict.choose import Forecasting, choose_forecasting
 from pearl_cli.residency.ablations import CopyPieces
 from pearl_cli.residency.build import ExpertPlaces, build_controller
@@ -46,6 +46,7 @@ from pearl_cli.routing.exact import ExactRouting
 from pearl_cli.routing.physical import PhysicalCachePrior
 from pearl_cli.routing.recorded import RecordedRouting
 from pearl_cli.routing.settings import RoutingSettings, routing_settings
+from pearl_cli.sizes import Size
 from pearl_cli.trace import read_trace
 
 DEFAULT_IO_THREADS = 2
@@ -261,11 +262,10 @@ def plan_run(
     Raises MemoryPlanError, UsageError.
     """
     context = choose_context(options.ctx_size, config.context_length)
-    kv_bytes = context * KVCache.bytes_per_token(config, options.cache_type_k, options.cache_type_v)
     needs = FixedNeeds(
         process_bytes=rss_bytes(),
         weight_bytes=non_expert_bytes(gguf, config),
-        kv_bytes=kv_bytes + 4 * config.rope.n_rot * context,  # with the rotation table
+        kv_bytes=KVCache.planned_bytes(config, context, options.cache_type_k, options.cache_type_v),
         workspace_bytes=workspace_bytes(config, min(options.ubatch_size, context)),
         context=context,
         peak_bytes=peak_rss_bytes(),

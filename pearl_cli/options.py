@@ -8,7 +8,6 @@ Sampling flags live beside the sampler's own parameters in `pearl_cli.sampling_o
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,62 +15,13 @@ from typing import Any
 
 import click
 
+from pearl_cli.routing.steering import Steering
+from pearl_cli.routing_options import ROUTING_FLAGS
+from pearl_cli.sizes import Size, SizeParam
+
 EVICTIONS = ("auto", "pearl", "lru", "lfu", "lfru", "least-stale", "static", "random")
-ROUTINGS = ("exact", "cache-prior", "psr", "cache-prior-physical")
 KV_TYPES = ("f32", "f16", "q8_0")
 DEVICES = ("auto", "cpu")
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """A number of bytes, or a share of all expert bytes (`percent`), as the user wrote it."""
-
-    n_bytes: int = 0
-    percent: float = 0.0
-
-    def of(self, total_bytes: int) -> int:
-        """Bytes meant, out of `total_bytes` when a share was given."""
-        return int(total_bytes * self.percent / 100) if self.percent else self.n_bytes
-
-
-def parse_size(text: str, allow_percent: bool = False) -> Size:
-    """`2GiB`, `1500MiB`, `2G`, `700000`, `40%`. Units are powers of two, as llama.cpp users expect.
-
-    Raises ValueError.
-    """
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%|([kmgt]?)(i?b)?)\s*", text, re.IGNORECASE)
-    if not match:
-        raise ValueError(f"'{text}' is not a size; write 2GiB, 1500MiB{' or 40%' if allow_percent else ''}")
-    number = float(match[1])
-    if match[2] == "%":
-        if not allow_percent:
-            raise ValueError(f"'{text}': a percentage has no meaning here; write 2GiB or 1500MiB")
-        if not 0 < number <= 100:
-            raise ValueError(f"'{text}': a share of the experts lies above 0% and up to 100%")
-        return Size(percent=number)
-    return Size(n_bytes=int(number * _UNITS[(match[3] or "").lower()]))
-
-
-class SizeParam(click.ParamType[Size]):
-    """click type for `Size`."""
-
-    name = "size"
-
-    def __init__(self, allow_percent: bool = False, above_zero: bool = False) -> None:
-        self.allow_percent = allow_percent
-        self.above_zero = above_zero
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Size:
-        if isinstance(value, Size):
-            return value
-        try:
-            size = parse_size(str(value), self.allow_percent)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if self.above_zero and size == Size():
-            self.fail(f"'{value}' is nothing; write 2GiB, 1500MiB", param, ctx)
-        return size
 
 
 class StopText(click.ParamType[str]):
@@ -83,31 +33,6 @@ class StopText(click.ParamType[str]):
         if not str(value):
             self.fail("an empty text would stop every reply before it begins", param, ctx)
         return str(value)
-
-
-class LambdaParam(click.ParamType[str]):
-    """A factor from 0 on, or `auto:PRICE%`: kept as text, checked here."""
-
-    name = "X|auto:PCT"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        match = re.fullmatch(r"(?:auto:([0-9]*\.?[0-9]+)%|([0-9]*\.?[0-9]+))", str(value))
-        if match is None:
-            self.fail(f"'{value}' is no bonus factor; write 0.1, or auto:0.3% for a price in perplexity", param, ctx)
-        return str(value)
-
-
-class InsertsParam(click.ParamType["int | str"]):
-    """A number of experts, or `auto`."""
-
-    name = "N|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if str(value) == "auto":
-            return "auto"
-        if not str(value).isdigit():
-            self.fail(f"'{value}' is no number of experts; write 0, 1, 2 .. or auto", param, ctx)
-        return int(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +49,10 @@ class RunOptions:
     stride: int = 1  # layers ahead
     route_trace: Path | None = None  # recorded routing instead of the model's own
     routing: str = "exact"
-    lambda_: str | None = None  # this and the next three: see pearl_cli.routing.settings
+    lambda_: str | None = None  # this and the next four: see pearl_cli.routing.settings
     top_j: int | None = None
     inserts: int | str | None = None
+    steer: Steering | None = None
     residency: Size | None = None
     io_threads: int = 0  # 0: chosen by the runtime
     throttle: Size | None = None  # bytes a second
@@ -140,50 +66,6 @@ class RunOptions:
     verbose: bool = False
 
 
-class ResidencyParam(SizeParam):
-    """A share of a layer's experts."""
-
-    name = "PCT"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Size:
-        size = super().convert(value, param, ctx)
-        if not size.percent:
-            self.fail(f"'{value}' is no share of the experts; write 25%", param, ctx)
-        return size
-
-
-ROUTING_FLAGS = [
-    click.option(
-        "--routing",
-        type=click.Choice(ROUTINGS),
-        default="exact",
-        show_default=True,
-        help="Who chooses experts: the model alone, or with a bonus for experts in a logical cache (cache-prior) that "
-        "psr also stocks ahead; cache-prior-physical goes by the slots and is not deterministic.",
-    ),
-    click.option(
-        "--lambda",
-        "lambda_",
-        type=LambdaParam(),
-        help="Bonus, in widths of the router's scores; auto:0.3% is the strongest within that price in perplexity, as "
-        "pearl eval found it.  [default: 0.1]",
-    ),
-    click.option(
-        "--top-j", type=click.IntRange(min=0), metavar="J", help="First choices that also have the bonus.  [default: 1]"
-    ),
-    click.option(
-        "--inserts",
-        type=InsertsParam(),
-        help="Experts that the next layer's router may put into its cache, a layer and token; auto measures.  "
-        "[default: 1]",
-    ),
-    click.option(
-        "--residency",
-        type=ResidencyParam(allow_percent=True),
-        metavar="PCT",
-        help="Size of the logical cache.  [default: what the slots hold]",
-    ),
-]
 _FLAGS = [
     click.option(
         "-m", "--model", type=click.Path(path_type=Path), help="Model: any shard of a pearl set, or a stock GGUF."

@@ -17,7 +17,8 @@ from models.tokenizer import Tokenizer
 from pearl_cli.engine import Engine
 from pearl_cli.memory_plan import typed
 from pearl_cli.open_engine import OpenedEngine, open_engine
-from pearl_cli.options import RunOptions, Size
+from pearl_cli.options import RunOptions
+from pearl_cli.sizes import Size
 from pearl_cli.terminal import Progress, Terminal
 
 DEMO_BUDGET = Size(percent=50.0)  # so that the model that ships inside shows streaming at work

@@ -81,6 +81,7 @@ def _steering(opened: OpenedEngine) -> dict[str, Any]:
         "lambda": settings.lambda_,
         "top_j": settings.top_j,
         "inserts": settings.inserts,
+        "steer": settings.steering.label(),
         "residency": settings.residency,
         "deterministic": settings.deterministic,
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pearl_cli.options import Size, SizeParam
+from pearl_cli.sizes import Size, SizeParam
 
 if TYPE_CHECKING:
     from convert.plan import ConvertOptions

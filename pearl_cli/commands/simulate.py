@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from models.errors import UsageError
-from pearl_cli.options import Size, SizeParam
+from pearl_cli.sizes import Size, SizeParam
 from pearl_cli.trace import RouteTrace, read_trace
 
 POLICIES = ("lru", "lfu", "lfru", "least-stale", "random", "static", "pearl", "belady", "belady-bypass")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pearl_cli.options import Size, SizeParam
+from pearl_cli.sizes import Size, SizeParam
 
 
 @click.command("synth", short_help="Write a model of a known shape with random weights, for speed work.")

@@ -10,8 +10,9 @@ from models.config import ModelConfig
 from models.errors import UsageError
 from models.gguf import GGUFModel
 from pearl_cli.evaluate.evaluation import DEFAULT_CONTEXT, EvalRequest, eval_bytes
-from pearl_cli.options import RunOptions, Size
+from pearl_cli.options import RunOptions
 from pearl_cli.session import Session, demo_model, open_session
+from pearl_cli.sizes import Size
 from pearl_cli.terminal import Terminal
 
 

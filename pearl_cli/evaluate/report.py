@@ -35,6 +35,7 @@ class Result:
             "lambda": settings.lambda_,
             "top_j": None if settings.exact else settings.top_j,
             "inserts": settings.inserts,
+            "steer": settings.steering.label(),
             "residency": settings.residency,
             "logical_evict": self.evict or None,
             "deterministic": settings.deterministic,

@@ -65,6 +65,10 @@ class CachePriorRouting:
         present: np.ndarray = self._cache.layer(layer).resident.copy()
         return present
 
+    def _bonus(self, layer: int, present: np.ndarray) -> np.ndarray:
+        """Share of the bonus [E] that each expert has, 0..1; present: bool [E], who is eligible."""
+        return present
+
     def _exact(self, router: RouterWeights, logits: np.ndarray) -> Routing:
         return Routing(*self._backend.route(logits, router.spec, router.exp_probs_b))
 
@@ -77,9 +81,9 @@ class CachePriorRouting:
         eligible = self.eligible(layer)
         chosen = own
         if self._lambda:
-            present = eligible.copy()
-            present[own[: self._top_j]] = True
-            chosen = top_k(scores + self._lambda * width * present, spec.num_experts_per_tok)
+            share = self._bonus(layer, eligible).astype(np.float64)
+            share[own[: self._top_j]] = 1.0
+            chosen = top_k(scores + self._lambda * width * share, spec.num_experts_per_tok)
         self.counts.note_choice(chosen, own, eligible)
         if np.array_equal(chosen, own):
             return self._exact(router, logits)

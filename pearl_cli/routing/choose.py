@@ -46,9 +46,9 @@ def make_routing(
         raise ValueError("automatic routing settings must be resolved first")
     num_experts = next(router.spec.num_experts for router in routers if router is not None)
     capacities = logical_capacities(settings, routers, slot_capacities)
-    logical = LogicalCache(capacities, num_experts, make_policy, next_use)
+    logical = LogicalCache(capacities, num_experts, make_policy, next_use, settings.steering)
     if settings.inserts == 0 and settings.deterministic:
         return CachePriorRouting(backend, logical, settings.lambda_, settings.top_j, settings.name)
     kind = PrefetchSteeredRouting if settings.deterministic else PhysicalCachePrior
     steering = (settings.lambda_, settings.top_j, settings.inserts)
-    return kind(backend, logical, routers, *steering, name=settings.name)
+    return kind(backend, logical, routers, *steering, steering=settings.steering, name=settings.name)

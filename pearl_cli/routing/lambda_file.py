@@ -13,7 +13,7 @@ from typing import Any
 from models.errors import FileError, UsageError
 from pearl_cli.routing.settings import RoutingSettings
 
-_SAME = ("routing", "top_j", "inserts", "evict", "price")
+_SAME = ("routing", "top_j", "inserts", "steer", "evict", "price")
 
 
 def lambda_path(model: Path) -> Path:
@@ -26,6 +26,7 @@ def _key(settings: RoutingSettings, evict: str) -> dict[str, Any]:
         "routing": settings.name,
         "top_j": settings.top_j,
         "inserts": settings.inserts,
+        "steer": settings.steering.label(),
         "evict": evict,
         "price": settings.lambda_price,
     }
@@ -64,7 +65,7 @@ def stored_lambda(
         asked = ", ".join(f"{name} {value}" for name, value in wanted.items())
         raise UsageError(
             f"--lambda auto: {path.name} has no factor for {asked}; find it first: pearl eval -f TEXT with the same "
-            "--routing, --lambda, --inserts, --top-j, --evict and --residency"
+            "--routing, --lambda, --inserts, --top-j, --steer, --evict and --residency"
         )
     best = min(fitting, key=lambda entry: abs(entry["residency"] - residency))
     source = f"lambda {best['lambda']:g}, found on {best['text']} at a residency of {100 * best['residency']:g}%"

@@ -19,11 +19,12 @@ from pearl_cli.predict.base import NextUse
 from pearl_cli.residency.cache_model import LayerCache
 from pearl_cli.residency.eviction.base import EvictionPolicy
 from pearl_cli.routing.running_range import RunningRange
+from pearl_cli.routing.steering import DEFAULTS, RECENT, Steering
 
 
 class LogicalCache:
-    """layers[l]: None for a layer without experts; ranges: of the selection scores; evict: name of the
-    eviction policy; needs_inputs: `use` reads x.
+    """layers[l]: None for a layer without experts; ranges: of the selection scores; ahead bool [L, E]: inserted and not
+    chosen since; evict: name of the eviction policy; needs_inputs: `use` reads x.
     """
 
     def __init__(
@@ -32,17 +33,16 @@ class LogicalCache:
         num_experts: int,
         make_policy: Callable[[], EvictionPolicy],
         next_use: NextUse | None = None,
-        insert_as_recent: bool = True,
+        steering: Steering = DEFAULTS,
     ) -> None:
         """capacities: experts a layer, None for one without experts. make_policy: a fresh policy, for the start and
-        every reset. insert_as_recent: inserted experts count as used with the layer's newest token; else with their
-        last use.
+        every reset. steering: for recency, refresh and smoothing.
         """
         self.needs_inputs = next_use is not None
-        self.ranges = RunningRange(len(capacities))
+        self.ranges = RunningRange(len(capacities), steering.smoothing)
         self._make_policy = make_policy
         self._next_use = next_use
-        self._insert_as_recent = insert_as_recent
+        self._steering = steering
         self._expected: dict[int, np.ndarray] = {}
         policy = make_policy()
         self.evict = policy.name
@@ -53,10 +53,11 @@ class LogicalCache:
         shape = (len(capacities), num_experts)
         self._arrays = (
             np.zeros(shape, bool), np.full(shape, -1, np.int64), np.zeros(shape, np.int64),
-            np.full(shape, -1, np.int64), self.ranges.value,
+            np.full(shape, -1, np.int64), self.ranges.value, np.zeros(shape, bool),
         )  # fmt: skip
         for layer, capacity in enumerate(capacities):
             self._arrays[0][layer] = capacity is not None and capacity >= num_experts  # a cache of everything is full
+        self.ahead = self._arrays[5]
         self._start = [array.copy() for array in self._arrays]
         for cache in self._caches():
             self._share(cache)
@@ -105,15 +106,24 @@ class LogicalCache:
             self._expected[layer] = expected[-1]
         for token, row in enumerate(topk_ids):
             cache.event(row, expected[token] if expected is not None else None)
+            self.ahead[layer, row] = False
 
-    def insert(self, layer: int, expert_ids: np.ndarray) -> np.ndarray:
-        """Make experts that are not resident so ahead of a use; returns what left for them. Before a layer's first
-        event every forecast is alike.
+    def insert(self, layer: int, likely: np.ndarray, at_most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Make the first `at_most` experts of `likely` that are not resident so ahead of a use: (they, what left for
+        them). Before a layer's first event every forecast is alike.
         """
         cache, expected = self.layer(layer), self._expected.get(layer)
+        present = cache.resident[likely]
+        if self._steering.refresh:
+            cache.history.last_use[likely[present]] = cache.history.clock
+        new = likely[~present][: min(at_most, cache.capacity)]
+        if not new.size:
+            return new, new
         if expected is None and self._next_use is not None:
             expected = np.zeros(cache.resident.size)
-        return cache.insert(expert_ids, expected, self._insert_as_recent)
+        evicted = cache.insert(new, expected, self._steering.recency == RECENT)
+        self.ahead[layer, new] = True
+        return new, evicted
 
     def reset(self) -> None:
         """As at the start: nobody resident, no use seen. The layers stay the same objects."""
@@ -130,7 +140,7 @@ class LogicalCache:
 
     def _share(self, cache: LayerCache) -> None:
         """Let the layer's arrays be rows of the whole cache's, so that taking a call back copies few arrays."""
-        resident, last_use, use_count, touched, _ = self._arrays
+        resident, last_use, use_count, touched, *_ = self._arrays
         history, layer = cache.history, cache.layer
         cache.resident = resident[layer]
         history.last_use, history.use_count, history.touched_cycle = last_use[layer], use_count[layer], touched[layer]

@@ -8,8 +8,9 @@ import shlex
 import click
 
 from models.errors import UsageError
-from pearl_cli.options import EVICTIONS, ROUTING_FLAGS, RunOptions
+from pearl_cli.options import EVICTIONS, RunOptions
 from pearl_cli.routing.settings import RoutingSettings, routing_settings
+from pearl_cli.routing_options import ROUTING_FLAGS
 
 
 @click.command(name="routing", add_help_option=False)

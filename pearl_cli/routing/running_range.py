@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-SMOOTHING = 0.01  # weight of the newest token; the first one initialises
-
 
 class RunningRange:
-    """value float64 [L]: the moving mean of (largest - smallest score) over the tokens seen, NaN before the first."""
+    """value float64 [L]: the moving mean of (largest - smallest score) over the tokens seen, NaN before the first,
+    which initialises; smoothing: weight of the newest token.
+    """
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, smoothing: float = 0.01) -> None:
         self.value = np.full(num_layers, np.nan)
+        self._smoothing = smoothing
 
     def update(self, layer: int, width: float) -> float:
         """One token; returns the value after it. Raises ValueError for scores that are no numbers."""
         if not np.isfinite(width):
             raise ValueError(f"router logits of layer {layer} are not numbers")
         before = self.value[layer]
-        after = width if np.isnan(before) else (1.0 - SMOOTHING) * before + SMOOTHING * width
+        after = width if np.isnan(before) else (1.0 - self._smoothing) * before + self._smoothing * width
         self.value[layer] = after
         return float(after)
 

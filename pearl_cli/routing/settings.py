@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from models.errors import UsageError
 from pearl_cli.options import RunOptions
 from pearl_cli.routing import physical
+from pearl_cli.routing.steering import DEFAULTS, Steering
 
 CACHE_AWARE = ("cache-prior", "psr", physical.NAME)
 DEFAULT_LAMBDA = 0.1  # about half a percent of perplexity on the demo model
@@ -18,7 +19,8 @@ DEFAULT_INSERTS = {"cache-prior": 0, "psr": 1, physical.NAME: 0}
 class RoutingSettings:
     """lambda_: bonus in widths of the router's scores, None: found by price `lambda_price` (a share of perplexity);
     inserts: experts put into a layer's cache a token, None: from measured speeds; residency: share of a layer's experts
-    that the logical cache holds, None: what the slots hold; evict: policy of the logical cache.
+    that the logical cache holds, None: what the slots hold; evict: policy of the logical cache; steering: what the
+    published description leaves open.
     """
 
     name: str = "exact"
@@ -28,6 +30,7 @@ class RoutingSettings:
     inserts: int | None = 0
     residency: float | None = None
     evict: str = "auto"
+    steering: Steering = DEFAULTS
 
     @property
     def exact(self) -> bool:
@@ -46,6 +49,8 @@ class RoutingSettings:
             shown = f"auto:{100 * self.lambda_price:g}%" if self.lambda_ is None else f"{self.lambda_:g}"  # type: ignore[operator]
             parts += [f"lambda {shown}", f"top-j {self.top_j}"]
             parts.append(f"inserts {'auto' if self.inserts is None else self.inserts}")
+        if self.steering.label():
+            parts.append(f"steer {self.steering.label()}")
         if self.residency is not None:
             parts.append(f"residency {100 * self.residency:g}%")
         if not self.deterministic:
@@ -60,7 +65,8 @@ def routing_settings(options: RunOptions, simulated: bool = False) -> RoutingSet
     name = options.routing
     residency = options.residency.percent / 100 if options.residency is not None else None
     if name == "exact":
-        given: dict[str, object] = {"--lambda": options.lambda_, "--top-j": options.top_j, "--inserts": options.inserts}
+        given: dict[str, object] = {"--lambda": options.lambda_, "--top-j": options.top_j, "--inserts": options.inserts,
+                                    "--steer": options.steer}  # fmt: skip
         given |= {} if simulated else {"--residency": residency}
         for flag, value in given.items():
             if value is not None:
@@ -84,7 +90,16 @@ def routing_settings(options: RunOptions, simulated: bool = False) -> RoutingSet
         inserts=None if inserts == "auto" else int(inserts),
         residency=residency,
         evict=options.evict,
+        steering=_steering(name, options.steer),
     )
+
+
+def _steering(name: str, given: Steering | None) -> Steering:
+    if given is None:
+        return DEFAULTS
+    if name == "cache-prior" and given != Steering(smoothing=given.smoothing):
+        raise UsageError("--steer: cache-prior inserts nothing, so only smoothing= applies; --routing psr has the rest")
+    return given
 
 
 def _lambda(given: str | None) -> tuple[float | None, float | None]:

@@ -14,8 +14,9 @@ from pearl_cli.bench.ablate import variants
 from pearl_cli.bench.workload import Workload
 from pearl_cli.commands.bench import command
 from pearl_cli.open_engine import open_engine
-from pearl_cli.options import RunOptions, Size
+from pearl_cli.options import RunOptions
 from pearl_cli.recording import RecordingProvider
+from pearl_cli.sizes import Size
 from pearl_cli.trace import TraceWriter, read_trace
 from tests.tiny_gguf import tiny_moe
 

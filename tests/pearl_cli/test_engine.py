@@ -19,8 +19,9 @@ from models.loader import load_model
 from models.resident import ResidentExperts
 from pearl_cli.engine import Engine
 from pearl_cli.open_engine import OpenedEngine, open_engine
-from pearl_cli.options import RunOptions, Size
+from pearl_cli.options import RunOptions
 from pearl_cli.residency.controller import CallCancelled
+from pearl_cli.sizes import Size
 from tests.tiny_gguf import tiny_moe
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 89]

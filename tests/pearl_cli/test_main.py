@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pearl_cli.__main__ import foreign_packages, main
-from pearl_cli.options import Size, parse_size
+from pearl_cli.sizes import Size, parse_size
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,7 +13,7 @@ import pytest
 from models.errors import MemoryPlanError, UsageError
 from pearl_cli.host_memory import _cgroup_headrooms, available_bytes, peak_rss_bytes, rss_bytes
 from pearl_cli.memory_plan import MIB, FixedNeeds, choose_context, plan_memory, typed
-from pearl_cli.options import Size, parse_size
+from pearl_cli.sizes import Size, parse_size
 from tests.tiny_gguf import tiny_moe
 
 NEEDS = FixedNeeds(100 * MIB, 200 * MIB, 50 * MIB, 30 * MIB, context=4096)
@@ -117,7 +117,8 @@ import numpy as np
 from pathlib import Path
 from pearl_cli.host_memory import peak_rss_bytes
 from pearl_cli.open_engine import open_engine
-from pearl_cli.options import RunOptions, Size
+from pearl_cli.options import RunOptions
+from pearl_cli.sizes import Size
 
 ceiling = int(sys.argv[2])
 with open_engine(Path(sys.argv[1]), RunOptions(threads=1, ram=Size(n_bytes=ceiling) if ceiling else None)) as opened:

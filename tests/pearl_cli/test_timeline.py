@@ -6,8 +6,9 @@ nothing stays patched.
 import json
 
 from pearl_cli.__main__ import main
-from pearl_cli.options import RunOptions, Size
+from pearl_cli.options import RunOptions
 from pearl_cli.session import open_session
+from pearl_cli.sizes import Size
 from pearl_cli.terminal import Terminal
 from pearl_cli.timeline import Timeline, recording
 

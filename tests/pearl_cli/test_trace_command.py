@@ -12,12 +12,13 @@ from click.testing import CliRunner, Result
 from models.errors import FileError, UsageError
 from pearl_cli.commands.trace import command
 from pearl_cli.open_engine import open_engine
-from pearl_cli.options import RunOptions, Size
+from pearl_cli.options import RunOptions
 from pearl_cli.predict.ema import EmaNextUse
 from pearl_cli.predict.train_data import load_recorded
 from pearl_cli.recording import RecordingProvider
 from pearl_cli.residency.eviction import make_policy
 from pearl_cli.simulate.engine_rules import replay_engine
+from pearl_cli.sizes import Size
 from pearl_cli.trace import DECODE, PREFILL, TraceWriter, read_trace
 from tests.tiny_gguf import tiny_moe
 

@@ -12,10 +12,11 @@ import pytest
 from models.errors import FileError, UsageError
 from models.gguf import GGUFModel
 from pearl_cli.open_engine import open_engine
-from pearl_cli.options import RunOptions, Size
+from pearl_cli.options import RunOptions
 from pearl_cli.predict.choose import choose_forecasting, forecast_beside
 from pearl_cli.predict.fingerprint import model_fingerprint
 from pearl_cli.predict.predictor_file import save_predictor
+from pearl_cli.sizes import Size
 from tests.pearl_cli.predict.forecast_files import random_predictor
 from tests.tiny_gguf import tiny_moe
 

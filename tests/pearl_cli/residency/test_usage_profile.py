@@ -9,8 +9,9 @@ import pytest
 
 from models.errors import UsageError
 from pearl_cli.open_engine import open_engine
-from pearl_cli.options import RunOptions, Size
+from pearl_cli.options import RunOptions
 from pearl_cli.residency.usage_profile import load_profile, profile_path, save_profile
+from pearl_cli.sizes import Size
 from tests.tiny_gguf import tiny_moe
 
 OPTIONS = RunOptions(threads=1, ctx_size=32, budget=Size(percent=40))

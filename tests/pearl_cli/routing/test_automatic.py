@@ -12,10 +12,11 @@ from models.errors import FileError, UsageError
 from pearl_cli.__main__ import main
 from pearl_cli.evaluate.calibrate import GRID
 from pearl_cli.open_engine import open_engine
-from pearl_cli.options import RunOptions, Size
+from pearl_cli.options import RunOptions
 from pearl_cli.routing.auto_inserts import LinkSpeed
 from pearl_cli.routing.lambda_file import lambda_path, store_lambda, stored_lambda
 from pearl_cli.routing.settings import RoutingSettings
+from pearl_cli.sizes import Size
 from tests.tiny_gguf import Typed, tiny_moe, write_gguf
 
 PSR = RoutingSettings("psr", None, 0.003, 1, 1, 0.25)

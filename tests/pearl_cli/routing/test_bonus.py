@@ -8,7 +8,7 @@ import pytest
 from kernels.backend import RouterSpec
 from kernels.reference.backend import ReferenceBackend
 from pearl_cli.routing.bonus import exclude_groups, selection_scores, top_k, unbiased_weights
-from pearl_cli.routing.running_range import SMOOTHING, RunningRange
+from pearl_cli.routing.running_range import RunningRange
 
 SPECS = {
     "softmax": RouterSpec(8, 3),
@@ -71,7 +71,7 @@ def test_no_bonus_lifts_an_expert_out_of_an_excluded_group() -> None:
 def test_the_running_range_starts_with_its_first_value() -> None:
     running = RunningRange(2)
     assert running.update(0, 4.0) == 4.0
-    assert running.update(0, 5.0) == pytest.approx(4.0 + SMOOTHING)
+    assert running.update(0, 5.0) == pytest.approx(4.0 + 0.01)
     assert np.isnan(running.value[1])
     with pytest.raises(ValueError, match="layer 1 are not numbers"):
         running.update(1, np.nan)

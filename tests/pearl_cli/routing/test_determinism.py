@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from pearl_cli.open_engine import OpenedEngine, open_engine
-from pearl_cli.options import RunOptions, Size
+from pearl_cli.options import RunOptions
 from pearl_cli.residency.disk_reader import DiskReader
 from pearl_cli.residency.eviction import make_policy
 from pearl_cli.routing.choose import make_routing
+from pearl_cli.sizes import Size
 from tests.tiny_gguf import tiny_moe
 from tests.tiny_models import tiny_model, write_gguf
 

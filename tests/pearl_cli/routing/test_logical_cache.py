@@ -13,12 +13,13 @@ import pearl_cli.routing.logical_cache as logical_module
 from pearl_cli.predict.ema import EmaNextUse
 from pearl_cli.residency.eviction import make_policy
 from pearl_cli.routing.logical_cache import LogicalCache
+from pearl_cli.routing.steering import DEFAULTS, LAST_USE, Steering
 
 NO_TOKENS = np.zeros(1, np.int64)
 
 
-def lru_cache(capacity: int = 3, num_experts: int = 8, **options: bool) -> LogicalCache:
-    return LogicalCache([capacity, None, capacity], num_experts, lambda: make_policy("lru"), **options)
+def lru_cache(capacity: int = 3, num_experts: int = 8, steering: Steering = DEFAULTS) -> LogicalCache:
+    return LogicalCache([capacity, None, capacity], num_experts, lambda: make_policy("lru"), steering=steering)
 
 
 def use(cache: LogicalCache, layer: int, *events: list[int]) -> None:
@@ -33,18 +34,42 @@ def test_inserted_experts_displace_the_least_recent_and_count_as_recent() -> Non
     cache = lru_cache()
     use(cache, 0, [0, 1], [2, 3])
     assert members(cache, 0) == [1, 2, 3]
-    assert cache.insert(0, np.array([5])).tolist() == [1]
+    new, evicted = cache.insert(0, np.array([3, 5, 6]), 1)
+    assert (new.tolist(), evicted.tolist()) == ([5], [1])
     assert members(cache, 0) == [2, 3, 5]
+    assert np.flatnonzero(cache.ahead[0]).tolist() == [5]
     use(cache, 0, [6, 7])
     assert members(cache, 0) == [5, 6, 7]  # 2, 3 and 5 share a clock; the smaller ids leave
 
 
 def test_inserted_experts_on_probation_leave_first() -> None:
-    cache = lru_cache(insert_as_recent=False)
+    cache = lru_cache(steering=Steering(recency=LAST_USE))
     use(cache, 0, [0, 1], [2, 3])
-    cache.insert(0, np.array([5]))
+    cache.insert(0, np.array([5]), 1)
     use(cache, 0, [2, 6])
     assert members(cache, 0) == [2, 3, 6]
+
+
+def test_a_chosen_expert_is_no_longer_ahead_and_an_insert_of_nobody_changes_nothing() -> None:
+    cache = lru_cache()
+    use(cache, 0, [0, 1])
+    cache.insert(0, np.array([5]), 1)
+    use(cache, 0, [0, 5])
+    assert not cache.ahead.any()
+    before = state_of(cache)
+    new, evicted = cache.insert(0, np.array([5, 0]), 2)
+    assert not new.size
+    assert not evicted.size
+    assert state_of(cache) == before
+
+
+def test_residents_that_are_predicted_again_are_refreshed_on_request() -> None:
+    cache = lru_cache(steering=Steering(refresh=True))
+    for event in ([0, 1], [2], [3]):
+        use(cache, 0, event)
+    _, evicted = cache.insert(0, np.array([1, 5]), 1)
+    assert evicted.tolist() == [2]
+    assert members(cache, 0) == [1, 3, 5]
 
 
 def test_a_layer_without_experts_is_refused() -> None:
@@ -64,7 +89,7 @@ def state_of(cache: LogicalCache) -> list[object]:
     parts = [(c.resident, c.history.last_use, c.history.use_count, c.history.touched_cycle) for c in layers]
     clocks = [(c.history.clock, c.history.cycle) for c in layers]
     ranges = np.nan_to_num(cache.ranges.value, nan=-1.0).tolist()
-    return [[array.tolist() for array in part] for part in parts] + [ranges, clocks]
+    return [[array.tolist() for array in part] for part in parts] + [ranges, clocks, cache.ahead.tolist()]
 
 
 @pytest.mark.parametrize("halfway", [1, 2])
@@ -84,7 +109,7 @@ def test_a_call_that_is_not_continued_is_taken_back(halfway: int) -> None:
     for layer in (0, 2)[:halfway]:
         use(cache, layer, [6, 7])
         cache.ranges.update(layer, 9.0)
-        cache.insert(layer, np.array([5]))
+        cache.insert(layer, np.array([5]), 1)
     cache.begin(NO_TOKENS, 1, "decode")
     reference.begin(NO_TOKENS, 1, "decode")
     assert state_of(cache) == state_of(reference)
@@ -112,11 +137,11 @@ def test_eviction_by_a_forecast_takes_the_expert_used_last() -> None:
     cache = LogicalCache([2], 4, lambda: make_policy("pearl"), EmaNextUse(1, 4, 1))
     assert cache.needs_inputs
     x = np.zeros((1, 8), np.float32)
-    cache.insert(0, np.array([3]))  # before any event: no forecast yet, and room
+    cache.insert(0, np.array([3]), 1)  # before any event: no forecast yet, and room
     for expert in (0, 0, 1, 0):
         cache.use(0, np.array([[expert]]), x)
     assert members(cache, 0) == [0, 1]  # 3 was never used
-    assert cache.insert(0, np.array([2])).tolist() == [1]
+    assert cache.insert(0, np.array([2]), 1)[1].tolist() == [1]
     with pytest.raises(ValueError, match="router's input"):
         cache.use(0, np.array([[1]]))
 
@@ -124,7 +149,7 @@ def test_eviction_by_a_forecast_takes_the_expert_used_last() -> None:
 def test_nothing_that_knows_time_or_slots_is_within_reach() -> None:
     """Its imports, and theirs, stay among pure code; its methods take tokens, ids and activations only."""
     allowed = {"predict.base", "residency.cache_model", "residency.eviction.base", "residency.history",
-               "routing.running_range", "routing.logical_cache"}  # fmt: skip
+               "routing.running_range", "routing.steering", "routing.logical_cache"}  # fmt: skip
     root = Path(inspect.getfile(logical_module)).parents[1]
     waiting, seen = ["routing.logical_cache"], set()
     while waiting:
@@ -141,5 +166,5 @@ def test_nothing_that_knows_time_or_slots_is_within_reach() -> None:
     parameters = {name for _, method in inspect.getmembers(LogicalCache, inspect.isfunction)
                   if not method.__name__.startswith("_") for name in inspect.signature(method).parameters}  # fmt: skip
     assert parameters <= {
-        "self", "layer", "topk_ids", "x", "expert_ids", "token_ids", "start", "phase", "slot_capacities"
+        "self", "layer", "topk_ids", "x", "likely", "at_most", "token_ids", "start", "phase", "slot_capacities"
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from pearl_cli.residency.eviction import make_policy
 from pearl_cli.routing.cache_prior import CachePriorRouting
 from pearl_cli.routing.logical_cache import LogicalCache
 from pearl_cli.routing.psr import PrefetchSteeredRouting
+from pearl_cli.routing.steering import DEFAULTS, Steering, parse_steering
 from tests.tolerances import FLOAT32_RELATIVE
 
 D, E, K, LAYERS = 16, 12, 3, 4
@@ -43,10 +44,12 @@ class Listing:
     lambda_: float
     top_j: int
     inserts: int
+    steering: Steering = DEFAULTS
     order: dict[int, list[int]] = field(default_factory=dict)  # least recent first; equal recency: larger id later
     width: dict[int, float] = field(default_factory=dict)
     stamp: dict[tuple[int, int], int] = field(default_factory=dict)
     clock: dict[int, int] = field(default_factory=dict)
+    ahead: set[tuple[int, int]] = field(default_factory=set)  # (layer, expert) inserted and not chosen since
     backend: ReferenceBackend = field(default_factory=ReferenceBackend)
 
     def scores(self, router: RouterWeights, residual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -76,6 +79,7 @@ class Listing:
         while len(held) > CAPACITY:
             victim = min((e for e in held if e not in keep), key=lambda e: (self.stamp.get((layer, e), -1), e))
             held.remove(victim)
+            self.ahead.discard((layer, victim))
 
     def step(self, layer: int, residual: np.ndarray) -> list[int]:
         router = self.routers[layer]
@@ -83,29 +87,38 @@ class Listing:
         _, s = self.scores(router, residual)
         spread = float(max(s) - min(s))
         before = self.width.get(layer)
-        self.width[layer] = spread if before is None else 0.99 * before + 0.01 * spread
+        a = self.steering.smoothing
+        self.width[layer] = spread if before is None else (1 - a) * before + a * spread
         s = self.groups(router, s)
         own = sorted(range(E), key=lambda e: (-s[e], e))
         held = self.order.setdefault(layer, [])
-        bonus = set(held) | set(own[: self.top_j])
-        steered = [s[e] + (self.lambda_ * self.width[layer] if e in bonus else 0.0) for e in range(E)]
+        share = {e: self.steering.bonus if (layer, e) in self.ahead else 1.0 for e in held}
+        share |= dict.fromkeys(own[: self.top_j], 1.0)
+        steered = [s[e] + self.lambda_ * self.width[layer] * share.get(e, 0.0) for e in range(E)]
         chosen = sorted(range(E), key=lambda e: (-steered[e], e))[:K]
         self.clock[layer] = self.clock.get(layer, 0) + 1
         for e in chosen:
             self.stamp[layer, e] = self.clock[layer]
+            self.ahead.discard((layer, e))
             if e not in held:
                 held.append(e)
         self.evict(layer, chosen)
         later = next((r for r in self.routers[layer + 1 :] if r is not None), None)
         if later is not None and self.inserts:
-            _, ahead = self.scores(later, residual)
+            seen_by = later if self.steering.norm == "next" else replace(later, ffn_norm=router.ffn_norm)
+            _, ahead = self.scores(seen_by, residual)
             ahead = self.groups(later, ahead)
-            ranked = sorted(range(E), key=lambda e: (-ahead[e], e))[:K]
+            ranked = sorted(range(E), key=lambda e: (-ahead[e], e))[: self.steering.top_m or K]
             there = self.order.setdefault(later.layer, [])
             new = [e for e in ranked if e not in there][: self.inserts]
+            if self.steering.refresh:
+                for e in set(ranked) & set(there):
+                    self.stamp[later.layer, e] = self.clock.get(later.layer, 0)
             for e in new:
                 there.append(e)
-                self.stamp[later.layer, e] = self.clock.get(later.layer, 0)
+                self.ahead.add((later.layer, e))
+                if self.steering.recency == "recent":
+                    self.stamp[later.layer, e] = self.clock.get(later.layer, 0)
             self.evict(later.layer, new)
         return chosen
 
@@ -117,15 +130,15 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("inserts", [0, 1, 2, 4])
-@pytest.mark.parametrize("lambda_", [0.1, 0.4])
-@pytest.mark.parametrize("name", SPECS)
-def test_choices_and_caches_are_those_of_the_listing(name: str, lambda_: float, inserts: int) -> None:
-    spec, biased = SPECS[name]
-    routers, backend = random_routers(spec, biased), ReferenceBackend()
-    logical = LogicalCache([None if r is None else CAPACITY for r in routers], E, lambda: make_policy("lru"))
-    policy = PrefetchSteeredRouting(backend, logical, routers, lambda_, 1, inserts)
-    listing = Listing(routers, lambda_, 1, inserts)
+def compare_with_listing(
+    spec: RouterSpec, routers: list[RouterWeights | None], lambda_: float, inserts: int, steering: Steering = DEFAULTS
+) -> int:
+    """60 decoded tokens, every choice, weight and resident equal; returns how many choices the bonus changed."""
+    backend = ReferenceBackend()
+    capacities = [None if r is None else CAPACITY for r in routers]
+    logical = LogicalCache(capacities, E, lambda: make_policy("lru"), steering=steering)
+    policy = PrefetchSteeredRouting(backend, logical, routers, lambda_, 1, inserts, steering)
+    listing = Listing(routers, lambda_, 1, inserts, steering)
     rng = np.random.default_rng(3)
     steered = 0
     for token in range(60):
@@ -145,11 +158,43 @@ def test_choices_and_caches_are_those_of_the_listing(name: str, lambda_: float, 
             steered += set(own_ids[0].tolist()) != set(routing.topk_ids[0].tolist())
             for layer, held in listing.order.items():
                 assert np.flatnonzero(logical.layer(layer).resident).tolist() == sorted(held)
-    assert steered > 10
     counts = policy.counts
     assert counts.uses == 60 * 3 * K
     assert (counts.inserts > 0) == (inserts > 0)
     assert counts.agreed < counts.uses
+    return steered
+
+
+@pytest.mark.parametrize("inserts", [0, 1, 2, 4])
+@pytest.mark.parametrize("lambda_", [0.1, 0.4])
+@pytest.mark.parametrize("name", SPECS)
+def test_choices_and_caches_are_those_of_the_listing(name: str, lambda_: float, inserts: int) -> None:
+    spec, biased = SPECS[name]
+    assert compare_with_listing(spec, random_routers(spec, biased), lambda_, inserts) > 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["top-m=1", "top-m=9", "recency=last-use", "refresh=yes", "bonus=0.25", "bonus=0", "smoothing=0.5", "norm=this",
+     "top-m=6,recency=last-use,refresh=yes,bonus=0.5,norm=this"],
+)  # fmt: skip
+def test_every_open_choice_does_what_it_says(text: str) -> None:
+    spec, biased = SPECS["softmax"]
+    assert compare_with_listing(spec, random_routers(spec, biased), 0.2, 2, parse_steering(text)) > 10
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_ties_go_to_the_smaller_id(name: str) -> None:
+    """Experts 0 and 11, 1 and 10, .. have one router row and bias each, so every choice, insert and group is tied."""
+    spec, biased = SPECS[name]
+    routers = random_routers(spec, biased)
+    for router in routers:
+        if router is not None:
+            rows = router.ffn_gate_inp.data.reshape(E, -1)
+            rows[E // 2 :] = rows[: E // 2][::-1]
+            if router.exp_probs_b is not None:
+                router.exp_probs_b[E // 2 :] = router.exp_probs_b[: E // 2][::-1]
+    assert compare_with_listing(spec, routers, 0.2, 2) > 10
 
 
 def run_one(policy: CachePriorRouting, routers: list[RouterWeights | None], phase: str, n_tokens: int) -> np.ndarray:

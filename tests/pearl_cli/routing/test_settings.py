@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from models.errors import UsageError
-from pearl_cli.options import ROUTINGS, RunOptions, Size
+from pearl_cli.options import RunOptions
 from pearl_cli.routing.parse_flags import parse_routing
 from pearl_cli.routing.settings import CACHE_AWARE, routing_settings
+from pearl_cli.routing.steering import DEFAULTS, Steering, parse_steering
+from pearl_cli.routing_options import ROUTINGS
+from pearl_cli.sizes import Size
 
 PLAIN = RunOptions(model=Path("m.gguf"))
 
@@ -49,6 +52,8 @@ def test_the_physical_control_is_marked() -> None:
         ({"routing": "psr", "evict": "static"}, "usage|profile"),
         ({"routing": "psr", "route_trace": Path("t.csv")}, "--route-trace"),
         ({"routing": "cache-prior", "inserts": 1}, "inserts nothing"),
+        ({"routing": "cache-prior", "steer": Steering(top_m=4)}, "only smoothing= applies"),
+        ({"steer": Steering(top_m=4)}, "--steer is for cache-aware routing"),
         ({"routing": "cache-prior-physical", "residency": Size(percent=25)}, "--residency"),
     ],
 )
@@ -72,3 +77,32 @@ def test_a_compared_setting_inherits_cache_and_eviction_only() -> None:
 def test_a_compared_setting_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--compare"):
         parse_routing(text, PLAIN, "--compare")
+
+
+def test_open_choices_are_read_shown_and_read_back() -> None:
+    text = "top-m=8,recency=last-use,refresh=yes,bonus=0.5,smoothing=0.05,norm=this"
+    assert parse_steering(text).label() == text
+    assert parse_steering("refresh=no,norm=next") == DEFAULTS
+    assert DEFAULTS.label() == ""
+    settings = parse_routing("psr --steer recency=last-use", PLAIN, "--compare")
+    assert settings.steering == Steering(recency="last-use")
+    assert "steer recency=last-use" in settings.label()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("top-m=0", "a whole number from 1"),
+        ("top-m=x", "a whole number from 1"),
+        ("recency=old", "one of recent, last-use"),
+        ("bonus=2", "a number from 0 to 1"),
+        ("bonus=nan", "a number from 0 to 1"),
+        ("smoothing=0", "a number from 0.0001 to 1"),
+        ("speed=3", "is not one of top-m=, recency="),
+        ("top-m", "is not one of"),
+        ("", "is not one of"),
+    ],
+)
+def test_open_choices_that_do_not_exist_are_refused(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_routing(f"psr --steer '{text}'", PLAIN, "--compare")

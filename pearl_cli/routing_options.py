@@ -1,0 +1,103 @@
+"""The flags that say who chooses experts; shared by the run flags, `--compare` and `/routing`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from pearl_cli.routing.steering import Steering, parse_steering
+from pearl_cli.sizes import Size, SizeParam
+
+ROUTINGS = ("exact", "cache-prior", "psr", "cache-prior-physical")
+
+
+class LambdaParam(click.ParamType[str]):
+    """A factor from 0 on, or `auto:PRICE%`: kept as text, checked here."""
+
+    name = "X|auto:PCT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        match = re.fullmatch(r"(?:auto:([0-9]*\.?[0-9]+)%|([0-9]*\.?[0-9]+))", str(value))
+        if match is None:
+            self.fail(f"'{value}' is no bonus factor; write 0.1, or auto:0.3% for a price in perplexity", param, ctx)
+        return str(value)
+
+
+class InsertsParam(click.ParamType["int | str"]):
+    """A number of experts, or `auto`."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if str(value) == "auto":
+            return "auto"
+        if not str(value).isdigit():
+            self.fail(f"'{value}' is no number of experts; write 0, 1, 2 .. or auto", param, ctx)
+        return int(value)
+
+
+class ResidencyParam(SizeParam):
+    """A share of a layer's experts."""
+
+    name = "PCT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Size:
+        size = super().convert(value, param, ctx)
+        if not size.percent:
+            self.fail(f"'{value}' is no share of the experts; write 25%", param, ctx)
+        return size
+
+
+class SteerParam(click.ParamType[Steering]):
+    """What the published description of psr leaves open, see `Steering`."""
+
+    name = "KEY=VALUE,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Steering:
+        if isinstance(value, Steering):
+            return value
+        try:
+            return parse_steering(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+ROUTING_FLAGS = [
+    click.option(
+        "--routing",
+        type=click.Choice(ROUTINGS),
+        default="exact",
+        show_default=True,
+        help="Who chooses experts: the model alone, or with a bonus for experts in a logical cache (cache-prior) that "
+        "psr also stocks ahead; cache-prior-physical goes by the slots and is not deterministic.",
+    ),
+    click.option(
+        "--lambda",
+        "lambda_",
+        type=LambdaParam(),
+        help="Bonus, in widths of the router's scores; auto:0.3% is the strongest within that price in perplexity, as "
+        "pearl eval found it.  [default: 0.1]",
+    ),
+    click.option(
+        "--top-j", type=click.IntRange(min=0), metavar="J", help="First choices that also have the bonus.  [default: 1]"
+    ),
+    click.option(
+        "--inserts",
+        type=InsertsParam(),
+        help="Experts that the next layer's router may put into its cache, a layer and token; auto measures.  "
+        "[default: 1]",
+    ),
+    click.option(
+        "--steer",
+        type=SteerParam(),
+        help="For experiments: top-m, recency, refresh, bonus, smoothing, norm, e.g. top-m=8,recency=last-use.",
+    ),
+    click.option(
+        "--residency",
+        type=ResidencyParam(allow_percent=True),
+        metavar="PCT",
+        help="Size of the logical cache.  [default: what the slots hold]",
+    ),
+]

@@ -1,0 +1,111 @@
+"""The gated delta rule, token by token: each head's matrix stays in cache while all tokens of a call go over it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit, prange
+
+from kernels.backend import DELTA_NORM_EPS, DeltaRule
+from kernels.cpu.float_rows import float_row, sum_squares
+
+_EPS = np.float32(DELTA_NORM_EPS)
+
+
+@njit(nogil=True, cache=True)
+def _softplus(x):
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _unit(row, factor, out):
+    """out = row / |row| * factor."""
+    scale = np.float32(factor) / np.sqrt(sum_squares(row) + _EPS)
+    for i in range(row.shape[0]):
+        out[i] = row[i] * scale
+
+
+@njit(nogil=True, cache=True)
+def _recall(memory, k, q, recalled, read):
+    """recalled = memory^T k, read = memory^T q. Four rows at a time, so that sums are loaded and stored less often."""
+    n = memory.shape[0]
+    recalled[:] = 0.0
+    read[:] = 0.0
+    for i in range(0, n // 4 * 4, 4):
+        a, b, c, d = memory[i], memory[i + 1], memory[i + 2], memory[i + 3]
+        ka, kb, kc, kd = k[i], k[i + 1], k[i + 2], k[i + 3]
+        qa, qb, qc, qd = q[i], q[i + 1], q[i + 2], q[i + 3]
+        for j in range(recalled.shape[0]):
+            recalled[j] += (ka * a[j] + kb * b[j]) + (kc * c[j] + kd * d[j])
+            read[j] += (qa * a[j] + qb * b[j]) + (qc * c[j] + qd * d[j])
+    for i in range(n // 4 * 4, n):
+        for j in range(recalled.shape[0]):
+            recalled[j] += k[i] * memory[i, j]
+            read[j] += q[i] * memory[i, j]
+
+
+@njit(nogil=True, cache=True)
+def _update(memory, k, q, v, rate, kept, recalled, read, out):
+    """One token of one head. With S' = kept * S: S' + k delta^T is left, and read^T of it is S'^T q + (k.q) delta."""
+    _recall(memory, k, q, recalled, read)
+    overlap = np.float32(0.0)
+    for i in range(k.shape[0]):
+        overlap += k[i] * q[i]
+    for j in range(v.shape[0]):
+        delta = rate * (v[j] - kept * recalled[j])
+        out[j] = kept * read[j] + overlap * delta
+        recalled[j] = delta
+    for i in range(k.shape[0]):
+        row, key = memory[i], k[i]
+        for j in range(row.shape[0]):
+            row[j] = kept * row[j] + key * recalled[j]
+
+
+@njit(nogil=True, cache=True)
+def _head(h, key_head, num_key_heads, qkv, beta, alpha, strides, decay, dt_bias, state, out):
+    """All tokens of value head h; qkv, beta, alpha: addresses of the first rows, `strides` apart."""
+    key_dim, value_dim = state.shape[1:]
+    q, k = np.empty(key_dim, np.float32), np.empty(key_dim, np.float32)
+    recalled, read = np.empty(value_dim, np.float32), np.empty(value_dim, np.float32)
+    for t in range(out.shape[0]):
+        row = qkv + t * strides[0]
+        q_at, k_at = key_head * key_dim, (num_key_heads + key_head) * key_dim
+        v_at = 2 * num_key_heads * key_dim + h * value_dim
+        _unit(float_row(row + 4 * q_at, key_dim), 1.0 / math.sqrt(key_dim), q)
+        _unit(float_row(row + 4 * k_at, key_dim), 1.0, k)
+        gates = float_row(beta + t * strides[1], h + 1)[h], float_row(alpha + t * strides[2], h + 1)[h]
+        rate = np.float32(math.exp(-_softplus(-gates[0])))
+        kept = np.float32(math.exp(decay[h] * _softplus(gates[1] + dt_bias[h])))
+        v, mixed = float_row(row + 4 * v_at, value_dim), out[t, h * value_dim : (h + 1) * value_dim]
+        _update(state[h], k, q, v, rate, kept, recalled, read, mixed)
+
+
+@njit(nogil=True, cache=True, parallel=True)
+def _heads(num_key_heads, tiled, qkv, beta, alpha, strides, decay, dt_bias, state, out):
+    n = state.shape[0]
+    for h in prange(n):
+        key_head = h % num_key_heads if tiled else h // (n // num_key_heads)
+        _head(h, key_head, num_key_heads, qkv, beta, alpha, strides, decay, dt_bias, state, out)
+
+
+def delta_rule(
+    qkv: np.ndarray, beta: np.ndarray, alpha: np.ndarray, rule: DeltaRule, state: np.ndarray
+) -> np.ndarray:
+    """See `Backend.delta_rule`: fresh float32 [T, H * dv]; mutates `state`.
+
+    Raises ValueError for shapes that do not fit each other.
+    """
+    heads, n_tokens = rule.num_heads, qkv.shape[0]
+    width = 2 * rule.num_key_heads * rule.key_dim + heads * rule.value_dim
+    if qkv.shape[1] != width or beta.shape != (n_tokens, heads) or alpha.shape != (n_tokens, heads):
+        raise ValueError(f"a delta rule of {heads} heads over rows {qkv.shape} with gates {beta.shape}, {alpha.shape}")
+    if state.shape != (heads, rule.key_dim, rule.value_dim) or not state.flags.c_contiguous:
+        raise ValueError(f"a delta rule of {heads} heads with a state {state.shape}")
+    if any(rows.strides[1] != 4 for rows in (qkv, beta, alpha)):
+        raise ValueError("the delta rule reads rows of contiguous float32")
+    out = np.empty((n_tokens, heads * rule.value_dim), np.float32)
+    rows = (qkv.ctypes.data, beta.ctypes.data, alpha.ctypes.data)
+    strides = (qkv.strides[0], beta.strides[0], alpha.strides[0])
+    _heads(rule.num_key_heads, rule.tiled, *rows, strides, rule.decay, rule.dt_bias, state, out)
+    return out

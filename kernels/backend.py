@@ -134,6 +134,29 @@ class ExpertGroups:
     pair_of: np.ndarray
 
 
+@dataclass(frozen=True, slots=True)
+class GatedUnit:
+    """How a feed-forward joins gate g and up u. kind "silu": silu(g) * u; "gelu": gelu(g) * u, by the tanh formula;
+    "clamped": with g' = min(g, limit), g' * sigmoid(alpha * g') * (clamp(u, -limit, limit) + 1).
+    """
+
+    kind: str = "silu"
+    alpha: float = 1.0
+    limit: float = 0.0
+
+
+SILU = GatedUnit()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBiases:
+    """What is added to each expert's products: gate and up float32 [E, F], down [E, D], contiguous."""
+
+    gate: Array
+    up: Array
+    down: Array
+
+
 @dataclass(slots=True)
 class ExpertTable:
     """Where the three matrices of each expert of one layer lie now: the slot table.
@@ -151,6 +174,8 @@ class ExpertTable:
     down_types: np.ndarray
     hidden_size: int
     intermediate_size: int
+    unit: GatedUnit = SILU
+    biases: ExpertBiases | None = None
 
 
 class Backend(Protocol):
@@ -200,8 +225,8 @@ class Backend(Protocol):
         """
         ...
 
-    def gated_mlp(self, a: Activations, gate: Weight, up: Weight, down: Weight) -> Array:
-        """Dense feed-forward: down(silu(gate x) * up x), float32 [T, D]."""
+    def gated_mlp(self, a: Activations, gate: Weight, up: Weight, down: Weight, unit: GatedUnit = SILU) -> Array:
+        """Dense feed-forward: down(unit(gate x, up x)), float32 [T, D]."""
         ...
 
     def rope_write(self, q: Array, k: Array, v: Array, rope: RopeTable, start: int, cache: KVLayer) -> None:
@@ -263,14 +288,14 @@ class Backend(Protocol):
     def expert_gate_up(
         self, a: Activations, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, h: Array
     ) -> None:
-        """h[pair] = silu(gate_e x) * up_e x for every pair row of the groups listed in `which` (int32);
-
-        h float32 [P, F] is written there only.
+        """h[pair] = unit(gate_e x, up_e x), silu(gate_e x) * up_e x as a rule, for every pair row of the groups listed
+        in `which` (int32); biases, where the table has them, are added to the products. h float32 [P, F] is written
+        there only.
         """
         ...
 
     def expert_down(self, h: Array, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, d: Array) -> None:
-        """d[pair] = down_e h[pair] for the listed groups; d float32 [P, D] is written there only."""
+        """d[pair] = down_e h[pair], plus its bias, for the listed groups; d float32 [P, D] is written there only."""
         ...
 
     def expert_combine(self, d: Array, groups: ExpertGroups, topk_weights: np.ndarray) -> Array:

@@ -10,11 +10,25 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from kernels.backend import Activations, Array, ExpertGroups, ExpertTable, KVLayer, RopeTable, RouterSpec, Weight
+from kernels.backend import (
+    SILU,
+    Activations,
+    Array,
+    DeltaRule,
+    ExpertGroups,
+    ExpertTable,
+    GatedUnit,
+    KVLayer,
+    RopeTable,
+    RouterSpec,
+    Weight,
+)
 from kernels.cpu import attention as attention_ops
+from kernels.cpu import conv as conv_ops
+from kernels.cpu import delta_rule as delta_ops
 from kernels.cpu import embed as embed_ops
 from kernels.cpu import experts as expert_ops
-from kernels.cpu import kv_quant, memory, norm, parallel, router
+from kernels.cpu import gated_units, gates, kv_quant, memory, norm, parallel, router
 from kernels.cpu import linear as linear_ops
 from kernels.cpu import rope as rope_ops
 from kernels.cpu.features import target
@@ -121,9 +135,9 @@ class CpuBackend:
             out += bias
         return out
 
-    def gated_mlp(self, a: Activations, gate: Weight, up: Weight, down: Weight) -> Array:
+    def gated_mlp(self, a: Activations, gate: Weight, up: Weight, down: Weight, unit: GatedUnit = SILU) -> Array:
         both = linear_ops.linear(a, (gate, up), self._plans)
-        h = self._experts.silu_mul(both, gate.n_rows)
+        h = gated_units.join_halves(both, gate.n_rows, unit, self.types.target)
         return linear_ops.linear(Activations(h), (down,), self._plans)
 
     def rope_write(self, q: Array, k: Array, v: Array, rope: RopeTable, start: int, cache: KVLayer) -> None:
@@ -140,6 +154,18 @@ class CpuBackend:
         sinks: Array | None = None,
     ) -> Array:
         return attention_ops.attention(q, cache, start, num_heads, scale, window, sinks)
+
+    def sigmoid_gate(self, x: Array, gate: Array) -> Array:
+        return gates.sigmoid_gate(x, gate)
+
+    def gated_norm(self, x: Array, gate: Array, weight: Array, eps: float) -> Array:
+        return gates.gated_norm(x, gate, weight, eps)
+
+    def causal_conv(self, x: Array, kernel: Array, state: Array, silu: bool) -> Array:
+        return conv_ops.causal_conv(x, kernel, state, silu)
+
+    def delta_rule(self, qkv: Array, beta: Array, alpha: Array, rule: DeltaRule, state: Array) -> Array:
+        return delta_ops.delta_rule(qkv, beta, alpha, rule, state)
 
     def route(
         self, router_logits: Array, spec: RouterSpec, selection_bias: Array | None = None

@@ -1,50 +1,18 @@
 """Compiled loops of the expert layers for one token or a few: row dots straight on the blocks of the listed groups.
 
 Shared arguments: `kernels` TypeTable.rows; `groups` (expert_ids, offsets, token_ids) of ExpertGroups; `which` the
-listed groups; `records` (q8_32 address, stride, q8_256 address, stride), zeros where a form is not read.
+listed groups; `records` (q8_32 address, stride, q8_256 address, stride), zeros where a form is not read; biases are
+addresses of float32 [E, width], 0 where there are none.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 from numba import njit, prange
 
 from kernels.cpu.addresses import address
-from kernels.cpu.float_math import emit_exp
 from kernels.cpu.linear import CHUNK_ROWS
 from kernels.cpu.native_call import call_native
-from kernels.cpu.vector_ir import F32, Emitter, vec
-
-_LARGEST_EXPONENT = 88.0  # e^88 is the largest power that emit_exp takes
-
-
-def emit_silu_mul(e: Emitter, gate: Any, up: Any, n: Any) -> None:
-    """gate[i] = gate[i] / (1 + e^-gate[i]) * up[i] for n >= 1 float32; 8 lanes, then one by one with the same
-    formula.
-    """
-    b = e.b
-
-    def step(lanes: int) -> Any:
-        kind = vec(F32, lanes)
-
-        def body(i: Any, _: list[Any]) -> list[Any]:
-            at = b.mul(i, e.i64(4 * lanes))
-            g, u = e.load(b.add(gate, at), kind, 4), e.load(b.add(up, at), kind, 4)
-            limit = e.splat(e.f32(_LARGEST_EXPONENT), lanes)
-            power = emit_exp(e, e.call("llvm.minimum", kind, [b.fneg(g), limit]))
-            silu = b.fdiv(g, b.fadd(e.splat(e.f32(1.0), lanes), power))
-            e.store(b.fmul(silu, u), b.add(gate, at), 4)
-            return []
-
-        return body
-
-    n_vectors = b.lshr(n, e.i64(3))
-    with b.if_then(b.icmp_signed(">", n_vectors, e.i64(0))):
-        e.loop(n_vectors, [], step(8))
-    first = b.shl(n_vectors, e.i64(3))
-    with b.if_then(b.icmp_signed("<", first, n)):
-        e.loop(n, [], step(1), first=first)
 
 
 @njit(nogil=True, cache=True)
@@ -63,7 +31,7 @@ def _rows_of_pairs(kernel, matrix, first, last, n_cols, x, x_stride, tokens, out
 
 
 @njit(nogil=True, cache=True)
-def _gate_up_part(kernels, matrices, types, groups, which, n_cols, x, x_stride, h, u, width, silu, low, high):
+def _gate_up_part(kernels, matrices, types, groups, which, n_cols, x, x_stride, h, u, width, unit, biases, low, high):
     """Rows low..high-1 of the len(which) * width rows of the listed groups; h, u: addresses of float32 [P, width]."""
     expert_ids, offsets, token_ids = groups
     for w in range(low // width, which.shape[0]):
@@ -76,27 +44,29 @@ def _gate_up_part(kernels, matrices, types, groups, which, n_cols, x, x_stride, 
         tokens, stride, at = token_ids[begin:end], 4 * width, 4 * width * begin
         _rows_of_pairs(gate, matrices[0][expert], first, last, n_cols, x, x_stride, tokens, h + at, stride)
         _rows_of_pairs(up, matrices[1][expert], first, last, n_cols, x, x_stride, tokens, u + at, stride)
+        bias = 4 * (np.int64(expert) * width + first)
         for i in range(end - begin):
             pair = at + i * stride + 4 * first
-            call_native(silu, h + pair, u + pair, last - first)
+            call_native(unit, h + pair, u + pair, last - first, biases[0] + bias, biases[1] + bias)
 
 
 @njit(nogil=True, cache=True, parallel=True)
-def gate_up_rows(kernels, matrices, types, groups, which, x_rows, records, h, u, silu, n_parts):
-    """h[pair] = silu(gate x) * (up x) for the listed groups. matrices, types: (gate, up) of the slot table; x_rows
-    float32 [T, D]; u: workspace like h [P, F]; silu: address of `silu_mul`."""
+def gate_up_rows(kernels, matrices, types, groups, which, x_rows, records, h, u, unit, biases, n_parts):
+    """h[pair] = unit(gate x, up x) for the listed groups. matrices, types: (gate, up) of the slot table; x_rows
+    float32 [T, D]; u: workspace like h [P, F]; unit: a function of gated_units; biases: (gate, up)."""
     n_cols, width = x_rows.shape[1], h.shape[1]
     n = which.shape[0] * width
     for part in prange(n_parts):
         x, x_stride = (address(x_rows), records[0], records[2]), (4 * n_cols, records[1], records[3])
         low, high = part * n // n_parts, (part + 1) * n // n_parts
         _gate_up_part(
-            kernels, matrices, types, groups, which, n_cols, x, x_stride, address(h), address(u), width, silu, low, high
-        )
+            kernels, matrices, types, groups, which, n_cols, x, x_stride, address(h), address(u), width, unit, biases,
+            low, high,
+        )  # fmt: skip
 
 
 @njit(nogil=True, cache=True)
-def _down_part(kernels, matrices, types, groups, which, n_cols, x, x_stride, d, width, low, high, pairs):
+def _down_part(kernels, matrices, types, groups, which, n_cols, x, x_stride, d, width, add, bias, low, high, pairs):
     expert_ids, offsets, _ = groups
     for w in range(low // width, which.shape[0]):
         first, last = max(low - w * width, 0), min(high - w * width, width)
@@ -106,6 +76,10 @@ def _down_part(kernels, matrices, types, groups, which, n_cols, x, x_stride, d, 
         if first < last and begin < end and kernel[0]:
             out = d + 4 * width * begin
             _rows_of_pairs(kernel, matrices[expert], first, last, n_cols, x, x_stride, pairs[begin:end], out, 4 * width)
+            if bias:
+                addend = bias + 4 * (np.int64(expert) * width + first)
+                for i in range(end - begin):
+                    call_native(add, out + 4 * (i * width + first), addend, last - first)
 
 
 @njit(nogil=True, cache=True)
@@ -122,9 +96,9 @@ def _quantize_part(groups, which, n_cols, x, x_stride, quantizers, part, n_parts
 
 
 @njit(nogil=True, cache=True, parallel=True)
-def down_rows(kernels, matrices, types, groups, which, h, records, quantizers, d, pairs, n_parts):
-    """d[pair] = down h[pair] for the listed groups. quantizers: addresses for the q8_32 and q8_256 records of h,
-    filled here (0: not read); pairs int32: 0, 1, .. at least as many as rows of h."""
+def down_rows(kernels, matrices, types, groups, which, h, records, quantizers, d, pairs, add, bias, n_parts):
+    """d[pair] = down h[pair] + bias for the listed groups. quantizers: addresses for the q8_32 and q8_256 records of
+    h, filled here (0: not read); pairs int32: 0, 1, .. at least as many as rows of h; add: address of `add_row`."""
     n_cols, width = h.shape[1], d.shape[1]
     if quantizers[0] or quantizers[1]:
         for part in prange(n_parts):
@@ -134,4 +108,6 @@ def down_rows(kernels, matrices, types, groups, which, h, records, quantizers, d
     for part in prange(n_parts):
         x, x_stride = (address(h), records[0], records[2]), (4 * n_cols, records[1], records[3])
         low, high = part * n // n_parts, (part + 1) * n // n_parts
-        _down_part(kernels, matrices, types, groups, which, n_cols, x, x_stride, address(d), width, low, high, pairs)
+        _down_part(
+            kernels, matrices, types, groups, which, n_cols, x, x_stride, address(d), width, add, bias, low, high, pairs
+        )

@@ -1,4 +1,4 @@
-"""The expert layers of a call: gate, up and silu in one parallel region over all listed groups, down in another, then
+"""The expert layers of a call: gate, up and their joining in one parallel region over all listed groups, down in another, then
 the weighted sum.
 
 Weights are read where the slot table says they lie now, as GGUF blocks, and types may differ from expert to expert. A
@@ -14,23 +14,16 @@ import numpy as np
 from numba import njit
 
 from kernels.backend import Activations, ExpertGroups, ExpertTable
-from kernels.cpu.addresses import address
 from kernels.cpu.dequant_path import dots_dequantized
-from kernels.cpu.expert_rows import down_rows, emit_silu_mul, gate_up_rows
+from kernels.cpu.expert_rows import down_rows, gate_up_rows
+from kernels.cpu.gated_units import add_row_address, join_rows, unit_address
 from kernels.cpu.linear import records_of
 from kernels.cpu.matmul import MIN_TOKENS, TileTable
 from kernels.cpu.matmul_experts import down_many, gate_up_many
-from kernels.cpu.native import address_of
-from kernels.cpu.native_call import call_native
 from kernels.cpu.parallel import num_threads
 from kernels.cpu.quantize_activations import FORM_F32, Form, new_form
 from kernels.cpu.type_table import TypeTable
 from kernels.quant_types import QuantType
-
-
-@njit(nogil=True, cache=True)
-def _silu_mul(function, gate, up):
-    call_native(function, address(gate), address(up), gate.size)
 
 
 @njit(nogil=True, cache=True)
@@ -51,6 +44,18 @@ def expert_combine(d: np.ndarray, groups: ExpertGroups, topk_weights: np.ndarray
     return out
 
 
+def _bias_addresses(table: ExpertTable) -> tuple[int, int, int]:
+    """Addresses of the table's biases, 0 where it has none. Raises ValueError for arrays that kernels cannot read."""
+    if table.biases is None:
+        return 0, 0, 0
+    widths = {"gate": table.intermediate_size, "up": table.intermediate_size, "down": table.hidden_size}
+    for name, width in widths.items():
+        array = getattr(table.biases, name)
+        if array.shape != (table.gate.size, width) or array.dtype != np.float32 or not array.flags.c_contiguous:
+            raise ValueError(f"{name} biases {array.dtype} {array.shape} of {table.gate.size} experts of {width} rows")
+    return tuple(int(getattr(table.biases, name).ctypes.data) for name in widths)  # type: ignore[return-value]
+
+
 def _many(groups: ExpertGroups) -> bool:
     """Whether tiles are decoded: by the mean tokens of an expert over all of the call's groups, so that a listed subset
     takes the same way."""
@@ -59,12 +64,16 @@ def _many(groups: ExpertGroups) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """What one slot table's types need: forms of x and of h, and whether every expert has direct kernels."""
+    """What one slot table needs: forms of x and of h, whether every expert has direct kernels, the function that joins
+    gate and up, and addresses of the gate, up and down biases (0: none).
+    """
 
     table: ExpertTable
     x_forms: tuple[int, ...]
     h_forms: tuple[int, ...]
     direct: bool
+    unit: int
+    biases: tuple[int, int, int]
 
 
 class Experts:
@@ -72,7 +81,7 @@ class Experts:
 
     def __init__(self, types: TypeTable, tiles: TileTable) -> None:
         self.types, self.tiles = types, tiles
-        self._silu = address_of("silu_mul", 3, emit_silu_mul, types.target)
+        self._add = add_row_address(types.target)
         self._plans: dict[int, TablePlan] = {}
         self._up = np.empty((0, 0), np.float32)
         self._pairs = np.arange(0, dtype=np.int32)
@@ -86,7 +95,8 @@ class Experts:
             down = set(table.down_types.tolist())
             direct = self.types.require(gate_up | down)
             x_forms, h_forms = (tuple(sorted({self.types.forms[i] for i in ids})) for ids in (gate_up, down))
-            found = self._plans[id(table)] = TablePlan(table, x_forms, h_forms, direct)
+            unit = unit_address(table.unit, table.biases is not None, self.types.target)
+            found = self._plans[id(table)] = TablePlan(table, x_forms, h_forms, direct, unit, _bias_addresses(table))
         return found
 
     def forget(self, table: ExpertTable) -> None:
@@ -96,7 +106,7 @@ class Experts:
     def gate_up(
         self, a: Activations, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, h: np.ndarray
     ) -> None:
-        """h[pair] = silu(gate x) * up x for the pairs of the listed groups; h float32 [P, F] is written there only."""
+        """h[pair] = unit(gate x, up x) for the pairs of the listed groups; h float32 [P, F] is written there only."""
         plan, x = self.plan(table), a.x
         if h.shape[1] != table.intermediate_size or x.shape[1] != table.hidden_size:
             raise ValueError(
@@ -107,17 +117,18 @@ class Experts:
             self._up = np.empty(h.shape, np.float32)
         if _many(groups):
             x_records = (x.ctypes.data, 4 * x.shape[1], *records)
-            gate_up_many(table, groups, which, x_records, h, self._up, self._silu, self.tiles, num_threads())
+            gate_up_many(table, groups, which, x_records, h, self._up, plan.unit, plan.biases[:2], self.tiles, num_threads())
         else:
             matrices, types = (table.gate, table.up), (table.gate_types, table.up_types)
             ids = (groups.expert_ids, groups.offsets, groups.token_ids)
             rows = self.types.rows
-            gate_up_rows(rows, matrices, types, ids, which, x, tuple(records), h, self._up, self._silu, num_threads())
+            call = (rows, matrices, types, ids, which, x, tuple(records), h, self._up)
+            gate_up_rows(*call, plan.unit, plan.biases[:2], num_threads())
         if not plan.direct:
             self._gate_up_dequantized(x, table, groups, which, h)
 
     def down(self, h: np.ndarray, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, d: np.ndarray) -> None:
-        """d[pair] = down h[pair] for the pairs of the listed groups; d float32 [P, D] is written there only."""
+        """d[pair] = down h[pair] + bias for the pairs of the listed groups; d float32 [P, D] is written there only."""
         plan = self.plan(table)
         if h.shape[1] != table.intermediate_size or d.shape[1] != table.hidden_size:
             raise ValueError(
@@ -133,19 +144,14 @@ class Experts:
             self._pairs = np.arange(h.shape[0], dtype=np.int32)
         if _many(groups):
             h_records = (h.ctypes.data, 4 * h.shape[1], *records)
-            down_many(table, groups, which, h_records, (0, *quantizers), d, self.tiles, num_threads())
+            down = (table, groups, which, h_records, (0, *quantizers), d, self._add, plan.biases[2])
+            down_many(*down, self.tiles, num_threads())
         else:
             ids = (groups.expert_ids, groups.offsets, groups.token_ids)
             call = (self.types.rows, table.down, table.down_types, ids, which, h, tuple(records), tuple(quantizers))
-            down_rows(*call, d, self._pairs, num_threads())
+            down_rows(*call, d, self._pairs, self._add, plan.biases[2], num_threads())
         if not plan.direct:
             self._down_dequantized(h, table, groups, which, d)
-
-    def silu_mul(self, gate_up: np.ndarray, width: int) -> np.ndarray:
-        """silu(gate) * up for float32 gate_up [T, 2 * width]: fresh float32 [T, width]."""
-        out = gate_up[:, :width].copy()
-        _silu_mul(self._silu, out, np.ascontiguousarray(gate_up[:, width:]))
-        return out
 
     def _record(self, form: int, n_pairs: int, width: int) -> Form:
         rows, record = self._records.get((form, width), (0, None))
@@ -170,7 +176,10 @@ class Experts:
             up = self._up[begin:end]
             dots_dequantized(int(table.gate[e]), QuantType(gate_type), width, rows, h[begin:end], self.types)
             dots_dequantized(int(table.up[e]), QuantType(up_type), width, rows, up, self.types)
-            _silu_mul(self._silu, h[begin:end], up)
+            if table.biases is not None:
+                h[begin:end] += table.biases.gate[e]
+                up += table.biases.up[e]
+            join_rows(unit_address(table.unit, False, self.types.target), h[begin:end], up)
 
     def _down_dequantized(
         self, h: np.ndarray, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, d: np.ndarray
@@ -180,3 +189,5 @@ class Experts:
             if not self._is_direct(int(table.down_types[e])) and begin < end:
                 quant_type, n_rows = QuantType(int(table.down_types[e])), table.hidden_size
                 dots_dequantized(int(table.down[e]), quant_type, n_rows, h[begin:end], d[begin:end], self.types)
+                if table.biases is not None:
+                    d[begin:end] += table.biases.down[e]

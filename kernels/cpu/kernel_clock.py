@@ -14,8 +14,12 @@ from typing import Any
 # module of kernels.cpu -> its compiled functions that Python calls
 ENTRY_POINTS: dict[str, tuple[str, ...]] = {
     "attention": ("_attend", "_merge"),
+    "conv": ("_one", "_many"),
+    "delta_rule": ("_heads",),
     "dequant_path": ("_float_rows",),
-    "experts": ("gate_up_rows", "down_rows", "_combine", "_silu_mul"),
+    "experts": ("gate_up_rows", "down_rows", "_combine", "join_rows"),
+    "gated_units": ("join_rows",),
+    "gates": ("_gate_one", "_gate_rows", "_norm_one", "_norm_rows"),
     "linear": ("_linear",),
     "matmul": ("_matmul",),
     "matmul_experts": ("_gate_up", "_down"),

@@ -18,17 +18,18 @@ from kernels.cpu.native_call import call_native
 
 
 @njit(nogil=True, cache=True)
-def _silu_rows(silu, h, u, begin, end, width, first, stop):
-    """h = silu(h) * u for columns first..stop-1 of pair rows begin..end-1; h, u: addresses of float32 [P, width]."""
+def _join_rows(unit, h, u, begin, end, width, first, stop, gate_bias, up_bias):
+    """h = unit(h, u) for columns first..stop-1 of pair rows begin..end-1; h, u: addresses of float32 [P, width];
+    biases: addresses of the expert's rows."""
     for pair in range(begin, end):
         at = 4 * (pair * width + first)
-        call_native(silu, h + at, u + at, stop - first)
+        call_native(unit, h + at, u + at, stop - first, gate_bias + 4 * first, up_bias + 4 * first)
 
 
 @njit(nogil=True, cache=True, parallel=True)
 def _gate_up(
-    functions, matrices, types, ids, offsets, which, lanes, n_cols, x_rows, h_rows, u_rows, width, silu, scratch,
-    scratch_bytes, n_parts,
+    functions, matrices, types, ids, offsets, which, lanes, n_cols, x_rows, h_rows, u_rows, width, unit, gate_bias,
+    up_bias, scratch, scratch_bytes, n_parts,
 ):  # fmt: skip
     """matrices int64 [2, E] addresses, types [2, E]: gate, up; x_rows int64 [3, P] by FORM_*; h_rows, u_rows [P]."""
     for part in prange(n_parts):
@@ -44,13 +45,15 @@ def _gate_up(
             n, h, u = end - begin, h_rows.ctypes.data + pairs, u_rows.ctypes.data + pairs
             tile_rows(gate, matrices[0, expert], first, stop, n_cols, lanes, n, gate_x, h, 0, place)
             tile_rows(up, matrices[1, expert], first, stop, n_cols, lanes, n, up_x, u, 0, place)
-            _silu_rows(silu, h_rows[0], u_rows[0], begin, end, width, first, stop)
+            bias = 4 * np.int64(expert) * width
+            places = gate_bias + bias, up_bias + bias
+            _join_rows(unit, h_rows[0], u_rows[0], begin, end, width, first, stop, places[0], places[1])
 
 
 @njit(nogil=True, cache=True, parallel=True)
 def _down(
     functions, down, types, ids, offsets, which, lanes, n_cols, x_rows, d_rows, width, quantize_32, quantize_256,
-    scratch, scratch_bytes, n_parts,
+    add, bias, scratch, scratch_bytes, n_parts,
 ):  # fmt: skip
     """Quantise the listed pairs of h, then multiply; x_rows int64 [3, P]: h and its records by FORM_*."""
     for part in prange(n_parts):
@@ -72,6 +75,10 @@ def _down(
             x, d = x_rows[kernel[FORM]].ctypes.data + pairs, d_rows.ctypes.data + pairs
             place = scratch + part * scratch_bytes
             tile_rows(kernel, down[expert], first, stop, n_cols, lanes, end - begin, x, d, 0, place)
+            if bias:
+                addend = bias + 4 * (np.int64(expert) * width + first)
+                for pair in range(begin, end):
+                    call_native(add, d_rows[pair] + 4 * first, addend, stop - first)
 
 
 def gate_up_many(
@@ -81,14 +88,16 @@ def gate_up_many(
     records: Sequence[int],
     h: np.ndarray,
     u: np.ndarray,
-    silu: int,
+    unit: int,
+    biases: tuple[int, int],
     tiles: TileTable,
     n_parts: int,
 ) -> None:
-    """h[pair] = silu(gate x) * (up x) for the pairs of the groups in `which`; h float32 [P, F] is written there only.
+    """h[pair] = unit(gate x, up x) for the pairs of the groups in `which`; h float32 [P, F] is written there only.
 
     records: (address, stride) of the tokens' activations by FORM_*, flat: f32, q8_32, q8_256. u: workspace like h.
-    silu: address of `void silu_mul(gate, up, n)`. Groups whose gate or up has no tile kernel are left alone.
+    unit: address of a function of gated_units; biases: addresses of float32 [E, F] for gate and up, or 0. Groups whose
+    gate or up has no tile kernel are left alone.
     """
     types = np.stack([table.gate_types, table.up_types])
     used = set(np.unique(types).tolist())
@@ -98,7 +107,7 @@ def gate_up_many(
     scratch = tiles.scratch(n_parts, table.hidden_size, used)
     _gate_up(
         tiles.functions, np.stack([table.gate, table.up]), types, groups.expert_ids, groups.offsets, which, tiles.lanes,
-        table.hidden_size, x_rows, h_rows, u_rows, table.intermediate_size, silu, *scratch, n_parts,
+        table.hidden_size, x_rows, h_rows, u_rows, table.intermediate_size, unit, *biases, *scratch, n_parts,
     )  # fmt: skip
 
 
@@ -109,11 +118,14 @@ def down_many(
     records: Sequence[int],
     quantizers: Sequence[int],
     d: np.ndarray,
+    add: int,
+    bias: int,
     tiles: TileTable,
     n_parts: int,
 ) -> None:
-    """d[pair] = down h[pair] for the pairs of the groups in `which`; d float32 [P, D] is written there only.
+    """d[pair] = down h[pair] + bias for the pairs of the groups in `which`; d float32 [P, D] is written there only.
 
+    add: address of `add_row`; bias: address of float32 [E, D], or 0.
     records: (address, stride) of h itself (f32), and of its q8_32 and q8_256 records, flat; those with a `quantizers`
     address by FORM_* (else 0) are filled here for the listed pairs. Groups whose down has no kernel are left alone.
     """
@@ -125,5 +137,6 @@ def down_many(
     scratch = tiles.scratch(n_parts, table.intermediate_size, used)
     _down(
         tiles.functions, table.down, table.down_types, groups.expert_ids, groups.offsets, which, tiles.lanes,
-        table.intermediate_size, x_rows, d_rows, table.hidden_size, quantizers[1], quantizers[2], *scratch, n_parts,
+        table.intermediate_size, x_rows, d_rows, table.hidden_size, quantizers[1], quantizers[2], add, bias, *scratch,
+        n_parts,
     )  # fmt: skip

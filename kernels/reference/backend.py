@@ -10,11 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from kernels.backend import (
+    SILU,
     Activations,
     Array,
     DeltaRule,
     ExpertGroups,
     ExpertTable,
+    GatedUnit,
     KVLayer,
     RopeTable,
     RouterSpec,
@@ -73,8 +75,8 @@ class ReferenceBackend:
     def linear(self, a: Activations, *weights: Weight, bias: Array | None = None) -> Array:
         return linear_ref(a.x, *weights, bias=bias).astype(np.float32)
 
-    def gated_mlp(self, a: Activations, gate: Weight, up: Weight, down: Weight) -> Array:
-        return gated_mlp_ref(a.x, gate, up, down).astype(np.float32)
+    def gated_mlp(self, a: Activations, gate: Weight, up: Weight, down: Weight, unit: GatedUnit = SILU) -> Array:
+        return gated_mlp_ref(a.x, gate, up, down, unit).astype(np.float32)
 
     def rope_write(self, q: Array, k: Array, v: Array, rope: RopeTable, start: int, cache: KVLayer) -> None:
         head_dim = k.shape[1] // cache.k.shape[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.backend import Weight
+from kernels.backend import SILU, GatedUnit, Weight
 from kernels.reference.dequant import dequantize_weight
 
 
@@ -22,6 +22,21 @@ def silu_ref(x: np.ndarray) -> np.ndarray:
     return x64 * np.where(x64 >= 0, 1.0, e) / (1.0 + e)
 
 
-def gated_mlp_ref(x: np.ndarray, gate: Weight, up: Weight, down: Weight) -> np.ndarray:
-    """down(silu(gate x) * up x): float64 [T, D]."""
-    return linear_ref(silu_ref(linear_ref(x, gate)) * linear_ref(x, up), down)
+def gated_unit_ref(gate: np.ndarray, up: np.ndarray, unit: GatedUnit) -> np.ndarray:
+    """The two halves of a feed-forward joined as `unit` says, elementwise in float64. Raises ValueError for an unknown
+    kind.
+    """
+    gate64, up64 = gate.astype(np.float64), up.astype(np.float64)
+    if unit.kind == "silu":
+        return silu_ref(gate64) * up64
+    if unit.kind == "gelu":
+        return gate64 * 0.5 * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (gate64 + 0.044715 * gate64**3))) * up64
+    if unit.kind == "clamped":
+        low = np.minimum(gate64, unit.limit)
+        return silu_ref(unit.alpha * low) / unit.alpha * (np.clip(up64, -unit.limit, unit.limit) + 1.0)
+    raise ValueError(f"gated unit {unit.kind!r}; there are silu, gelu, clamped")
+
+
+def gated_mlp_ref(x: np.ndarray, gate: Weight, up: Weight, down: Weight, unit: GatedUnit = SILU) -> np.ndarray:
+    """down(unit(gate x, up x)): float64 [T, D]."""
+    return linear_ref(gated_unit_ref(linear_ref(x, gate), linear_ref(x, up), unit), down)

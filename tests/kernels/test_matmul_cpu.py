@@ -7,13 +7,13 @@ import ctypes
 import numpy as np
 import pytest
 
-from kernels.backend import ExpertGroups, ExpertTable, Weight
+from kernels.backend import SILU, ExpertGroups, ExpertTable, Weight
 from kernels.bench.blocks import random_blocks
 from kernels.cpu.dots import DIRECT_TYPES, quantize_address
 from kernels.cpu.features import ISAS, runnable, target
+from kernels.cpu.gated_units import unit_address
 from kernels.cpu.matmul import TileTable, matmul, matmul_dequantized
 from kernels.cpu.matmul_experts import down_many, gate_up_many
-from kernels.cpu.native import address_of
 from kernels.cpu.quantize_activations import FORM_F32, FORM_Q8_32, Form, form_of, new_form
 from kernels.grouping import group_by_expert
 from kernels.quant_types import QuantType, block_size
@@ -160,12 +160,6 @@ def expert_table() -> tuple[ExpertTable, list[list[Weight]]]:
     return ExpertTable(*addresses, *types, hidden_size=D, intermediate_size=F), matrices
 
 
-def silu_address() -> int:
-    from kernels.cpu.experts import emit_silu_mul
-
-    return address_of("silu_mul", 3, emit_silu_mul)
-
-
 def run_experts(
     x: np.ndarray, table: ExpertTable, groups: ExpertGroups, which: list[int], n_parts: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -174,11 +168,11 @@ def run_experts(
     records = [x.ctypes.data, x.strides[0], q32.address, q32.stride, q256.address, q256.stride]
     h, d = np.full((n_pairs, F), np.nan, np.float32), np.full((n_pairs, D), np.nan, np.float32)
     chosen, tiles = np.array(which, np.int32), TileTable(target())
-    gate_up_many(table, groups, chosen, records, h, np.empty_like(h), silu_address(), tiles, n_parts)
+    gate_up_many(table, groups, chosen, records, h, np.empty_like(h), unit_address(SILU, False), (0, 0), tiles, n_parts)
     h_record = new_form(FORM_Q8_32, n_pairs, F)
     h_records = [h.ctypes.data, h.strides[0], h_record.address, h_record.stride, 0, 0]
     quantizers = [0, quantize_address(FORM_Q8_32), 0]
-    down_many(table, groups, chosen, h_records, quantizers, d, tiles, n_parts)
+    down_many(table, groups, chosen, h_records, quantizers, d, 0, 0, tiles, n_parts)
     return h, d
 
 

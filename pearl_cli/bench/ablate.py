@@ -64,7 +64,7 @@ def ablate(
                 for state, sample in zip(("cold", "warm"), _cold_and_warm(session.opened, test, workload), strict=True):
                     samples.setdefault((label, state), []).append(sample)
                 if number + 1 == repetitions:
-                    records += _records(session.opened, test, label, samples, workload.seed)
+                    records += _records(session.opened, test, label, samples, workload)
     terminal.end_progress()
     return records
 
@@ -76,9 +76,9 @@ def _cold_and_warm(opened: OpenedEngine, test: Test, workload: Workload) -> list
 
 
 def _records(
-    opened: OpenedEngine, test: Test, label: str, samples: dict[tuple[str, str], list[Sample]], seed: int
+    opened: OpenedEngine, test: Test, label: str, samples: dict[tuple[str, str], list[Sample]], workload: Workload
 ) -> Sequence[dict[str, Any]]:
     return [
-        {"ablation": label, **make_record(opened, test, state, samples[label, state], seed)}
+        {"ablation": label, **make_record(opened, test, state, samples[label, state], workload)}
         for state in ("cold", "warm")
     ]

@@ -34,7 +34,7 @@ def measure(
     if state == "warm":
         opened.controller.drop_residents()
         terminal.progress(f"{test.name}: cold run")
-        records.append(make_record(opened, test, "cold", [run_test(opened, test, workload)], workload.seed))
+        records.append(make_record(opened, test, "cold", [run_test(opened, test, workload)], workload))
     samples: list[Sample] = []
     peer_speeds: list[float] = []
     for number in range(repetitions):
@@ -44,7 +44,7 @@ def measure(
             terminal.progress(f"{test.name}: llama-bench, run {number + 1} of {repetitions}")
             peer_speeds.append(peer.run(test))
     terminal.end_progress()
-    record = make_record(opened, test, state, samples, workload.seed)
+    record = make_record(opened, test, state, samples, workload)
     if peer_speeds:
         record["peer"] = "llama.cpp"
         record["peer_samples_ts"] = peer_speeds

@@ -7,12 +7,15 @@ import statistics
 from typing import Any
 
 from pearl_cli.bench.runner import Sample, Test
+from pearl_cli.bench.workload import Workload
 from pearl_cli.host_memory import peak_rss_bytes
 from pearl_cli.open_engine import OpenedEngine
 from pearl_cli.residency.stats import TokenStats
 
 
-def make_record(opened: OpenedEngine, test: Test, state: str, samples: list[Sample], seed: int) -> dict[str, Any]:
+def make_record(
+    opened: OpenedEngine, test: Test, state: str, samples: list[Sample], workload: Workload
+) -> dict[str, Any]:
     """`state`: "resident" (all experts in memory), "cold" (slots empty at the start) or "warm"."""
     n_tokens = test.n_prompt or test.n_gen
     total = sum((sample.stats for sample in samples), TokenStats())
@@ -49,7 +52,8 @@ def make_record(opened: OpenedEngine, test: Test, state: str, samples: list[Samp
         "kernel_gb_s": active_bytes(opened) * tokens / kernel_s / 1e9 if is_decode else None,
         "read_gb_s": sum(sample.read_bytes for sample in samples) / busy_s / 1e9 if busy_s else None,
         "peak_rss_bytes": peak_rss_bytes(),
-        "seed": seed,
+        "seed": workload.seed,
+        "fed": None if not is_decode else "teacher-forced" if workload.teacher_forced else "free-running",
         "ids": samples[0].ids,
     }
 

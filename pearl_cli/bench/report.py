@@ -45,6 +45,7 @@ _ABLATION_COLUMNS: list[tuple[str, Any]] = [
 
 _STEERED_COLUMNS: list[tuple[str, Any]] = [
     ("routing", lambda r: r.get("routing_label", r["routing"])),
+    ("fed", lambda r: _or_dash(r["fed"], str)),
     _FETCHED,
     ("price in perplexity", lambda r: _or_dash(r.get("perplexity_price"), _interval)),
 ]

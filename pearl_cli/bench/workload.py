@@ -14,33 +14,26 @@ from models.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`text_ids` is the real prompt, or None for random tokens drawn from `seed`; force_text: the text goes on being
-    fed while decoding.
+    """`text_ids` is the real prompt, or None for random tokens drawn from `seed`; teacher_forced: while decoding the
+    text, or the random tokens, go on being fed whatever the model says, else its own greedy choice.
     """
 
     vocab_size: int
     seed: int
     text_ids: list[int] | None = None
-    force_text: bool = False
-
-    @property
-    def teacher_forced(self) -> bool:
-        """Random tokens are fed whatever the model says; after a real text the model's own greedy choice is fed, unless
-        the text is forced.
-        """
-        return self.text_ids is None or self.force_text
+    teacher_forced: bool = True
 
     def prompt(self, n_tokens: int) -> list[int]:
         """`n_tokens` to begin with. Raises UsageError where the text is too short."""
         if self.text_ids is None:
             return self._random(n_tokens, stream=0)
         if len(self.text_ids) < n_tokens:
-            raise UsageError(f"--prompt-file holds {len(self.text_ids)} tokens; -p or -d asks for {n_tokens}")
+            raise UsageError(f"--prompt-file holds {len(self.text_ids)} tokens; -p, -n and -d ask for {n_tokens}")
         return self.text_ids[:n_tokens]
 
     def continuation(self, n_tokens: int, after: int = 0) -> list[int]:
         """Tokens to feed while decoding, where they are forced; `after` so many of the text. Raises UsageError."""
-        if self.text_ids is not None and self.force_text:
+        if self.text_ids is not None and self.teacher_forced:
             return self.prompt(after + n_tokens)[after:]
         return self._random(n_tokens, stream=1)
 

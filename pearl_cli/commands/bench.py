@@ -1,11 +1,13 @@
 """Measure prompt and generation speed, hit rate, bytes moved and waiting, at batch 1.
 
-Tokens are random from a printed seed, or a real text with --prompt-file. Compiling and the first token are outside the
-figures. Under a ceiling there is a record for a cold start (slots empty) and one for the warm runs.
+Tokens are random from a printed seed, or a real text with --prompt-file. Under cache-aware routing decoding is timed
+twice: teacher-forced with those tokens, and free-running on the model's own. Compiling and the first token are outside
+the figures. Under a ceiling there is a record for a cold start (slots empty) and one for the warm runs.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -90,12 +92,15 @@ def command(
         opened = session.opened
         peer = LlamaBench.from_flag(vs, vs_model or opened.gguf.paths[0], opened.threads) if vs else None
         text_ids = session.tokenizer.encode(text) if text is not None else None
-        workload = Workload(opened.config.vocab_size, seed, text_ids, force_text)
+        workload = Workload(opened.config.vocab_size, seed, text_ids, force_text or text_ids is None)
         if text is None:
             terminal.note(f"random tokens, seed {seed}")
         records = []
         for test in tests if ablate is None else []:
-            records += measure(opened, test, workload, repetitions, peer, terminal)
+            # steered routing feeds back on itself when the model's own choices are fed: both figures, never a mean
+            both = bool(test.n_gen) and not opened.routing.exact
+            for fed in [replace(workload, teacher_forced=f) for f in (True, False)] if both else [workload]:
+                records += measure(opened, test, fed, repetitions, peer, terminal)
         if timeline is not None:
             terminal.note(trace_decoding(opened, workload, timeline))
         if price is not None:

@@ -121,8 +121,7 @@ def test_a_trace_of_another_shape_is_refused(model_path: Path, tmp_path: Path) -
 
 
 def test_a_forced_text_goes_on_where_the_prompt_ended() -> None:
-    workload = Workload(100, 0, list(range(20)), force_text=True)
-    assert workload.teacher_forced
+    workload = Workload(100, 0, list(range(20)))
     assert workload.continuation(5, after=3) == [3, 4, 5, 6, 7]
     with pytest.raises(UsageError, match="holds 20 tokens"):
         workload.continuation(18, after=3)

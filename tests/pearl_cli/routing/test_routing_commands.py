@@ -53,13 +53,18 @@ def test_bench_puts_the_price_beside_the_speed(
     assert main([*args, "-o", "json"]) == 0
     records = json.loads(capsys.readouterr().out)
     assert {record["routing"] for record in records} == {"psr"}
+    fed = {record["fed"]: record["ids"] for record in records}
+    assert list(fed) == ["teacher-forced", "free-running"]
+    assert fed["teacher-forced"] != fed["free-running"]
     for record in records:
         assert (record["lambda"], record["top_j"], record["inserts"], record["deterministic"]) == (0.1, 1, 1, True)
         assert record["avg_ts"] > 0
         assert record["perplexity_price"]["low"] <= record["perplexity_price"]["value"]
         assert 0 < record["route_agreement"]["value"] <= 1
     assert main(args) == 0
-    assert "price in perplexity" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert "price in perplexity" in table
+    assert table.count("free-running") == table.count("teacher-forced") >= 1
 
 
 def test_a_price_of_exact_routing_is_refused(

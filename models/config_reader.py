@@ -17,7 +17,7 @@ from models.gguf_cursor import show
 
 _NOUNS = {int: "a whole number", float: "a float", bool: "a bool", str: "a string"}
 # An unknown key with one of these words in its name may change what the model computes, so it is not passed over.
-_MATHS = re.compile(r"attention|attn|bias|cap|clamp|expert|gat(e|ing)|moe|norm|rope|rout|scale|swiglu|window")
+_MATHS = re.compile(r"attention|attn|bias|cap|clamp|expert|gat(e|ing)|moe|norm|rope|rout|scale|ssm|swiglu|window")
 
 
 @dataclass(slots=True)
@@ -45,6 +45,19 @@ class ConfigReader:
         """The value of one key, or None."""
         return self._typed(name, kind) if f"{self.prefix}.{name}" in self.metadata else None
 
+    def _per_layer(self, name: str, kind: type) -> Any:
+        """The value of one key, a tuple where the file has one for each layer."""
+        value = self.metadata[f"{self.prefix}.{name}"]
+        if not isinstance(value, np.ndarray):
+            return self._typed(name, kind)
+        items = tuple(value.tolist())
+        if any(type(item) is not kind for item in items):
+            raise GGUFError(
+                f"{self.where}: metadata '{self.prefix}.{name}' must be {_NOUNS[kind]} for each layer, "
+                f"not {show(repr(items))}"
+            )
+        return items
+
     def refuse_maths(self, table: Architecture) -> tuple[str, ...]:
         """Refuse keys that ask for maths outside the table; returns the harmless keys that nobody reads.
 
@@ -69,7 +82,7 @@ class ConfigReader:
 
     def _read(self, key: Key, values: dict[str, Any]) -> Any:
         if f"{self.prefix}.{key.name}" in self.metadata:
-            return self._typed(key.name, key.kind)
+            return (self._per_layer if key.per_layer else self._typed)(key.name, key.kind)
         if key.required:
             raise GGUFError(
                 f"{self.where}: metadata '{self.prefix}.{key.name}' is missing; architecture '{self.prefix}' needs it"

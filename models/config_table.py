@@ -18,8 +18,9 @@ Values = Mapping[str, Any]
 class Key:
     """One metadata key, without the architecture's prefix.
 
-    kind: int, float, bool or str, exactly; ints may be stored per layer if all are equal. Without a `default` the key
-    is required; the default is a value or a function of the fields read before it, and `why` says where it comes from.
+    kind: int, float, bool or str, exactly; ints may be stored per layer if all are equal, and where `per_layer` any
+    kind may, equal or not: then the value is a tuple. Without a `default` the key is required; the default is a value
+    or a function of the fields read before it, and `why` says where it comes from.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Key:
     default: Any | Callable[[Values], Any] = None
     why: str = ""
     matters: Callable[[Values], bool] = lambda _: True  # False: not used given the fields before, so no note
+    per_layer: bool = False
 
     @property
     def required(self) -> bool:

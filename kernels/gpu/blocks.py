@@ -141,12 +141,12 @@ def load_lanes(row, i, mask, TYPE: tl.constexpr):
         return (_u32(block + 48 + (i % 32) * 4, mask), scale0, min0, scale1, min1, high)
     elif TYPE == Q6_K:
         block = row + (i // 32) * 210
-        half, l = (i % 32) // 16, (i % 16) * 2
-        low = _u16(block + half * 64 + l, mask) | (_u16(block + half * 64 + 32 + l, mask) << 16)
+        half, place = (i % 32) // 16, (i % 16) * 2
+        low = _u16(block + half * 64 + place, mask) | (_u16(block + half * 64 + 32 + place, mask) << 16)
         d = _half(block + 208, mask)
-        scales = block + 192 + half * 8 + l // 16
+        scales = block + 192 + half * 8 + place // 16
         return (
-            low, _u16(block + 128 + half * 32 + l, mask),
+            low, _u16(block + 128 + half * 32 + place, mask),
             d * _signed_scale(scales, mask), d * _signed_scale(scales + 2, mask),
             d * _signed_scale(scales + 4, mask), d * _signed_scale(scales + 6, mask),
         )  # fmt: skip
@@ -168,7 +168,8 @@ def _fp4_value(q):
     """Twice the e2m1 number of q, uint32 0..15: 0 1 2 3 4 6 8 12 and their negatives."""
     exponent, mantissa = (q >> 1) & 3, q & 1
     size = tl.where(exponent == 0, mantissa, (2 + mantissa) << (tl.where(exponent == 0, 1, exponent) - 1))
-    return tl.where((q & 8) != 0, -1.0, 1.0) * size.to(tl.float32)
+    size = size.to(tl.int32)
+    return tl.where((q & 8) != 0, -size, size).to(tl.float32)
 
 
 @triton.jit

@@ -85,6 +85,10 @@ class DeviceCalls(Protocol):
         """Uninitialised memory that starts on a border of at least 256 bytes. Raises DeviceMemoryError."""
         ...
 
+    def words(self, memory: DeviceMemory) -> Any:
+        """The same memory as int64 [n_bytes / 8], in the form of the backend's arrays."""
+        ...
+
     def pin(self, host: np.ndarray) -> bool:
         """Page-lock uint8 host memory where it lies, so that copies from it run beside the host. False: the system
         refuses; copies from there still work, while the host waits.
@@ -96,8 +100,8 @@ class DeviceCalls(Protocol):
         ...
 
     def copy_in(
-        self, stream: Stream, target: DeviceMemory, offset: int, source: np.ndarray, reads: Region | None = None,
-        writes: Region | None = None,
+        self, stream: Stream, target: DeviceMemory, offset: int, source: np.ndarray, reads: Sequence[Region] = (),
+        writes: Sequence[Region] = (),
     ) -> None:
         """Copy uint8 `source` to `target` from byte `offset` on. It must stay unchanged until the copy is complete."""
         ...

@@ -137,6 +137,9 @@ class EmulatedCalls:
         array = raw[-raw.ctypes.data % _ALIGNMENT :][:n_bytes]
         return DeviceMemory(self._as_array(array), array.ctypes.data, n_bytes)
 
+    def words(self, memory: DeviceMemory) -> Any:
+        return self._as_array(np.asarray(memory.array).view(np.int64))
+
     def pin(self, host: np.ndarray) -> bool:
         self.counts["pins"] += 1
         if self._pinned_bytes_left is None:
@@ -152,7 +155,7 @@ class EmulatedCalls:
 
     def copy_in(
         self, stream: EmulatedStream, target: DeviceMemory, offset: int, source: np.ndarray,
-        reads: Region | None = None, writes: Region | None = None,
+        reads: Sequence[Region] = (), writes: Sequence[Region] = (),
     ) -> None:
         self.counts["copies"] += 1
         self.counts["copied bytes"] += source.nbytes
@@ -163,7 +166,7 @@ class EmulatedCalls:
         def work() -> None:
             out[:] = source
 
-        self._enqueue("a copy", stream, work, [reads] if reads else [], [writes] if writes else [])
+        self._enqueue("a copy", stream, work, reads, writes)
 
     def launch(
         self, work: Callable[[], None], reads: Sequence[Region] = (), writes: Sequence[Region] = (), name: str = ""

@@ -62,6 +62,9 @@ class TorchCalls:
             raise DeviceMemoryError(f"{n_bytes} bytes of device memory are not to be had") from error
         return DeviceMemory(array, array.data_ptr(), n_bytes)
 
+    def words(self, memory: DeviceMemory) -> Any:
+        return memory.array.view(torch.int64)
+
     def pin(self, host: np.ndarray) -> bool:
         """cudaHostRegister on memory that exists: torch's own pinned allocator rounds up to a power of two."""
         if host.nbytes == 0:
@@ -79,7 +82,7 @@ class TorchCalls:
 
     def copy_in(
         self, stream: torch.cuda.Stream, target: DeviceMemory, offset: int, source: np.ndarray,
-        reads: Region | None = None, writes: Region | None = None,
+        reads: Sequence[Region] = (), writes: Sequence[Region] = (),
     ) -> None:
         with torch.cuda.stream(stream):
             target.array[offset : offset + source.nbytes].copy_(torch.from_numpy(source), non_blocking=True)

@@ -1,0 +1,51 @@
+"""Inner loops that the kernels share: rows of GGUF blocks times few tokens, and a tile of rows times many tokens.
+
+Both decode each block once a program and sum in float32 in an order that depends on tile sizes alone.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.gpu.blocks import column, lane_weight, load_lanes
+
+
+@triton.jit
+def row_dots(
+    x_ptr, x_offsets, token_mask, row, row_mask, n_lanes,
+    TYPE: tl.constexpr, SLOTS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """Dots of weight rows [BLOCK_N] at pointers `row` with the float32 rows of x at `x_offsets` [BLOCK_T] elements:
+    float32 [BLOCK_T, BLOCK_N]. Masked rows and tokens read nothing.
+    """
+    acc = tl.zeros((BLOCK_T, BLOCK_N, BLOCK_W), tl.float32)
+    x_row = (x_ptr + x_offsets)[:, None]
+    for start in range(0, n_lanes, BLOCK_W):
+        i = start + tl.arange(0, BLOCK_W)
+        lane_mask = i < n_lanes
+        lanes = load_lanes(row[:, None], i[None, :], row_mask[:, None] & lane_mask[None, :], TYPE)
+        for slot in tl.static_range(SLOTS):
+            k = column(i, slot, TYPE)
+            x = tl.load(x_row + k[None, :], mask=token_mask[:, None] & lane_mask[None, :], other=0.0)
+            acc += x[:, None, :] * lane_weight(lanes, slot, TYPE)[None, :, :]
+    return tl.sum(acc, axis=2)
+
+
+@triton.jit
+def tile_dots(
+    acc, x_ptr, x_offsets, token_mask, row, row_mask, n_lanes,
+    TYPE: tl.constexpr, SLOTS: tl.constexpr, BLOCK_W: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """acc [BLOCK_M, BLOCK_N] plus the products of float32 rows of x in lane order (see `kernels.gpu.lane_order`) at
+    `x_offsets` [BLOCK_M] elements with the weight rows at pointers `row` [BLOCK_N], on tensor cores.
+    """
+    x_row = (x_ptr + x_offsets)[:, None]
+    for start in range(0, n_lanes, BLOCK_W):
+        i = start + tl.arange(0, BLOCK_W)
+        lane_mask = i < n_lanes
+        lanes = load_lanes(row[None, :], i[:, None], lane_mask[:, None] & row_mask[None, :], TYPE)  # [W, N]
+        for slot in tl.static_range(SLOTS):
+            x = tl.load(x_row + (slot * n_lanes + i)[None, :], mask=token_mask[:, None] & lane_mask[None, :], other=0.0)
+            acc = tl.dot(x, lane_weight(lanes, slot, TYPE), acc, input_precision=PRECISION)
+    return acc

@@ -18,18 +18,18 @@ import numpy as np
 from convert.gguf_layout import align_up
 from convert.pipeline import jobs_of
 from convert.plan import Plan
+from models.gguf_files import MemoryFiles
 
 _PAGE = 4096
+_PIECE_PEAK_BYTES = 32 << 20  # a piece of 2^20 weights as read, as float32, as blocks, and what quantising takes
 Allocate = Callable[[int], np.ndarray]
 
 
-class HostShards:
-    """`models.gguf_files.Files` of the layouts of `plan`; `close` of the source they are made from comes after `fill`.
+class HostShards(MemoryFiles):
+    """The files of `plan.layouts`; they own the source that they are made from, by its `close`.
 
     `allocate(n_bytes)` gives zeroed page-aligned uint8 memory whose pages become resident when touched.
     """
-
-    in_memory = True
 
     def __init__(self, plan: Plan, allocate: Allocate, close_source: Callable[[], None]) -> None:
         self._layouts = plan.layouts
@@ -49,7 +49,6 @@ class HostShards:
         return self._bytes(file_index, offset, n_bytes).tobytes()
 
     def address(self, file_index: int, offset: int) -> int:
-        """Where a byte of a file is in memory."""
         return int(self._region.ctypes.data) + self._starts[file_index] + offset
 
     def read(self, file_index: int, offset: int, out: memoryview) -> int:
@@ -62,7 +61,6 @@ class HostShards:
         return self._ready(file_index, offset, n_bytes)
 
     def missing_bytes(self, wanted: Callable[[str], bool]) -> int:
-        """What `fill` would add to the process, in whole pages."""
         return sum(
             align_up(tensor.n_bytes, _PAGE)
             for layout, made in zip(self._layouts, self._made, strict=True)
@@ -70,12 +68,14 @@ class HostShards:
             if not is_made and wanted(tensor.name)
         )
 
+    def filling_bytes(self, threads: int) -> int:
+        return threads * _PIECE_PEAK_BYTES
+
     def fill(
         self, wanted: Callable[[str], bool], threads: int, progress: Callable[[int, int], None] | None = None
     ) -> None:
-        """Make every tensor whose name `wanted` accepts, on `threads` threads, one piece of a tensor at a time each.
-
-        `progress(bytes done, bytes in all)` is called from this thread. Raises the first error of a tensor.
+        """As `MemoryFiles.fill`, on `threads` threads, one piece of a tensor at a time each. Raises the first error of a
+        tensor.
         """
         todo = [
             (file_index, index)

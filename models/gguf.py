@@ -18,7 +18,7 @@ import numpy as np
 from kernels.quant_types import QuantType
 from models.errors import ReadFailure, UnsupportedQuantType
 from models.gguf_cursor import show
-from models.gguf_files import DiskFiles, Files, close_all
+from models.gguf_files import DiskFiles, Files, MemoryFiles, close_all
 from models.gguf_header import Header, TensorInfo, open_regular, read_header
 from models.gguf_split import check_members, check_unique, member_paths
 from models.gguf_values import Kind, StringArray
@@ -31,12 +31,13 @@ class GGUFModel:
 
     metadata: values of the first file (int, float, bool, str, numpy arrays, StringArray); kinds: their stored types.
     tensors: by name, over all files, in file order. headers: what each file declares, for those that care about the
-    files. paths: where they are, or for `files` in memory alone where they would be.
+    files. paths: where they are, or would be if they were not in `memory` alone.
     """
 
     def __init__(self, paths: list[Path], files: Files, headers: list[Header]) -> None:
         self.paths = paths
-        self.files = files
+        self.memory = files if isinstance(files, MemoryFiles) else None
+        self._files = files
         self.headers = headers
         self.metadata: dict[str, Any] = headers[0].metadata
         self.kinds: dict[str, Kind] = headers[0].kinds
@@ -89,12 +90,12 @@ class GGUFModel:
         """Fill `out` (uint8, contiguous) from `offset` of one file. `what` is named in errors. Raises ReadFailure."""
         if out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError("out must be a writable contiguous uint8 array")
-        if self.files.closed:
+        if self._files.closed:
             raise ValueError("the model was closed")
         view, done = out.data.cast("B"), 0
         while done < out.size:
             try:
-                n_bytes = self.files.read(file_index, offset + done, view[done:])
+                n_bytes = self._files.read(file_index, offset + done, view[done:])
             except OSError as error:
                 raise ReadFailure(f"{self.paths[file_index]}: {what} cannot be read: {error.strerror}") from None
             if n_bytes == 0:
@@ -108,7 +109,8 @@ class GGUFModel:
         """The bytes of one tensor where they lie in host memory, uint8, not to be written; None for a file on a
         disk.
         """
-        return self.files.resident(info.file_index, info.offset, info.n_bytes)
+        memory = self.memory
+        return None if memory is None else memory.resident(info.file_index, info.offset, info.n_bytes)
 
     def array(self, name: str) -> np.ndarray:
         """A plain-number tensor (F32, F16, BF16) as fresh float32, in numpy order (dimensions reversed)."""
@@ -127,7 +129,7 @@ class GGUFModel:
 
     def close(self) -> None:
         """Close the files; reading afterwards raises ValueError. Harmless when called twice."""
-        self.files.close()
+        self._files.close()
 
     def __enter__(self) -> GGUFModel:
         return self

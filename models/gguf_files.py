@@ -1,4 +1,5 @@
-"""Where the bytes of a model's files are: open files on a disk here, or files that exist in memory alone.
+"""Where the bytes of a model's files are: open files on a disk, or files that exist in host memory alone (the converter
+makes those).
 
 Only bytes at positions; what they mean is `models.gguf`'s.
 """
@@ -7,6 +8,8 @@ from __future__ import annotations
 
 import os
 import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -20,17 +23,8 @@ class Files(Protocol):
 
     @property
     def closed(self) -> bool: ...
-    @property
-    def in_memory(self) -> bool:
-        """Whether `resident` gives arrays."""
-        ...
-
     def read(self, file_index: int, offset: int, out: memoryview) -> int:
         """Fill the front of `out` from `offset`; returns the bytes that came, 0 at the end. Raises OSError."""
-        ...
-
-    def resident(self, file_index: int, offset: int, n_bytes: int) -> np.ndarray | None:
-        """The bytes themselves, uint8, where they lie in host memory for as long as the array lives; else None."""
         ...
 
     def close(self) -> None:
@@ -40,8 +34,6 @@ class Files(Protocol):
 
 class DiskFiles:
     """`Files` by positioned reads from descriptors, which it owns."""
-
-    in_memory = False
 
     def __init__(self, fds: list[int]) -> None:
         self._fds = fds
@@ -54,11 +46,46 @@ class DiskFiles:
     def read(self, file_index: int, offset: int, out: memoryview) -> int:
         return os.preadv(self._fds[file_index], [out[:_MAX_READ_BYTES]], offset)
 
-    def resident(self, file_index: int, offset: int, n_bytes: int) -> None:
-        return None
-
     def close(self) -> None:
         self._finalizer()
+
+
+class MemoryFiles(ABC):
+    """`Files` that exist in host memory alone, whose tensors are made when they are first asked for, or by `fill`."""
+
+    closed: bool
+
+    @abstractmethod
+    def read(self, file_index: int, offset: int, out: memoryview) -> int:
+        """As `Files.read`."""
+
+    @abstractmethod
+    def resident(self, file_index: int, offset: int, n_bytes: int) -> np.ndarray:
+        """The bytes themselves, uint8, where they lie; not to be written, there for as long as the array lives."""
+
+    @abstractmethod
+    def address(self, file_index: int, offset: int) -> int:
+        """Where a byte of a file is in memory."""
+
+    @abstractmethod
+    def missing_bytes(self, wanted: Callable[[str], bool]) -> int:
+        """What `fill` would add to the process for good, in whole pages."""
+
+    @abstractmethod
+    def filling_bytes(self, threads: int) -> int:
+        """What `fill` takes at most beside that while it runs."""
+
+    @abstractmethod
+    def fill(
+        self, wanted: Callable[[str], bool], threads: int, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Make every tensor whose name `wanted` accepts. `progress(bytes done, bytes in all)` is called from this
+        thread.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Harmless when called twice."""
 
 
 def close_all(fds: list[int]) -> None:

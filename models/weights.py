@@ -41,7 +41,16 @@ def resident_tensors(gguf: GGUFModel, config: ModelConfig) -> list[TensorInfo]:
 def arena_bytes(gguf: GGUFModel, config: ModelConfig) -> int:
     """Bytes for the tensors of `resident_tensors`; of a file that is in memory itself only vectors are copied."""
     tensors = resident_tensors(gguf, config)
-    return sum(aligned(info.n_bytes) for info in tensors if not gguf.files.in_memory or info.n_rows == 1)
+    return sum(
+        aligned(info.n_bytes)
+        for info in tensors
+        if gguf.memory is None or info.n_rows == 1 or info.name.endswith(config.reordered)
+    )
+
+
+def rows_of(weight: Weight, first: int, stop: int) -> Weight:
+    """Rows first..stop - 1 of `weight` as a weight of their own, without a copy."""
+    return Weight(weight.data[first:stop], weight.quant_type, stop - first, weight.n_cols)
 
 
 class WeightSource:
@@ -61,12 +70,17 @@ class WeightSource:
         """Whether the file holds the tensor `name`."""
         return name in self.gguf.tensors
 
-    def matrix(self, name: str, n_rows: int, n_cols: int) -> Weight:
-        """The tensor `name` as it is stored. Raises GGUFError if it is missing, taken already or not [n_rows,
-        n_cols].
+    def matrix(self, name: str, n_rows: int, n_cols: int, row_order: np.ndarray | None = None) -> Weight:
+        """The tensor `name` as it is stored, or with its rows in the order `row_order` int64 [n_rows]; the config names
+        such tensors in `reordered`. Raises GGUFError if it is missing, taken already or not [n_rows, n_cols].
         """
         info = self._take(name, (n_cols, n_rows))
-        return self.backend.weight(self._read(info), info.quant_type, n_rows, n_cols)
+        if row_order is None:
+            return self.backend.weight(self._read(info), info.quant_type, n_rows, n_cols)
+        data = self._read_copy(info)
+        rows = data.reshape(n_rows, -1)
+        rows[:] = rows[row_order]
+        return self.backend.weight(data, info.quant_type, n_rows, n_cols)
 
     def stack(self, name: str, n_matrices: int, n_rows: int, n_cols: int) -> list[Weight]:
         """The matrices of a tensor [n_cols, n_rows, n_matrices]. Raises GGUFError as `matrix` does."""
@@ -78,10 +92,21 @@ class WeightSource:
         """The tensor `name` as float32 [size] on the backend's device. Raises GGUFError as `matrix` does."""
         return self.backend.from_host(self.host_vector(name, size))
 
+    def table(self, name: str, n_rows: int, n_cols: int) -> Array:
+        """The tensor `name` as float32 [n_rows, n_cols] on the backend's device. Raises GGUFError as `matrix` does."""
+        self._take(name, (n_cols, n_rows))
+        rows = np.ascontiguousarray(self.gguf.array(name), np.float32).reshape(n_rows, n_cols)
+        return self.backend.from_host(rows)
+
     def host_vector(self, name: str, size: int) -> np.ndarray:
         """The tensor `name` as float32 [size] in host memory. Raises GGUFError as `matrix` does."""
         self._take(name, (size,))
         return np.ascontiguousarray(self.gguf.array(name), np.float32).reshape(size)
+
+    def host_matrix(self, name: str, n_rows: int, n_cols: int) -> np.ndarray:
+        """The plain numbers `name` as float32 [n_rows, n_cols] in host memory. Raises GGUFError as `matrix` does."""
+        self._take(name, (n_cols, n_rows))
+        return np.ascontiguousarray(self.gguf.array(name), np.float32).reshape(n_rows, n_cols)
 
     def finish(self) -> None:
         """Raises GGUFError naming the tensors that no part of the model asked for."""
@@ -92,8 +117,9 @@ class WeightSource:
 
     def _read(self, info: TensorInfo) -> np.ndarray:
         here = self.gguf.resident(info)
-        if here is not None:
-            return here
+        return here if here is not None else self._read_copy(info)
+
+    def _read_copy(self, info: TensorInfo) -> np.ndarray:
         start = self._arena_used_bytes
         self._arena_used_bytes += aligned(info.n_bytes)
         data = self._arena[start : start + info.n_bytes]

@@ -6,6 +6,7 @@ workspace of the largest prompt chunk, a reserve, and the expert slots, which ge
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,22 +35,26 @@ class FixedNeeds:
     workspace_bytes: int
     context: int
     peak_bytes: int = 0  # what the process has reached already
+    filling_bytes: int = 0  # while a store in memory is made, before KV cache and workspace are there
 
     @property
     def total_bytes(self) -> int:
-        return self.process_bytes + self.weight_bytes + self.kv_bytes + self.workspace_bytes + RESERVE_BYTES
+        running = max(self.kv_bytes + self.workspace_bytes, self.filling_bytes)
+        return self.process_bytes + self.weight_bytes + running + RESERVE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """ceiling_bytes: of the whole process; floor_bytes: the least ceiling that works; slots: the arena;
-    expert_slot_bytes_total: slots for every expert, what 100 % of a budget means."""
+    expert_slot_bytes_total: slots for every expert, what 100 % of a budget means; in_place: experts are computed in a
+    store in memory, whose bytes are among the weights, and slots take none."""
 
     needs: FixedNeeds
     slots: SlotPlan
     ceiling_bytes: int
     floor_bytes: int
     expert_slot_bytes_total: int
+    in_place: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -91,14 +96,18 @@ def plan_memory(
     budget: Size | None = None,
     ceiling_is_asked: bool = True,
     prefetch_slots: int = 0,
+    in_place: bool = False,
 ) -> MemoryPlan:
     """Split `ceiling_bytes`. layer_slot_bytes: slot size each layer needs, 0 for none; `budget` limits the slots alone,
     a percentage is of the slots for all experts. Raises MemoryPlanError with the floor in its message."""
     full = full_bytes(layer_slot_bytes, num_experts)
-    slots_floor = floor_bytes(layer_slot_bytes)
+    slots_floor = 0 if in_place else floor_bytes(layer_slot_bytes)
     floor = max(needs.total_bytes + slots_floor, needs.peak_bytes)
     if ceiling_bytes < floor:
         raise MemoryPlanError(_below_floor(needs, slots_floor, floor, ceiling_bytes, ceiling_is_asked))
+    if in_place:
+        slots = dataclasses.replace(plan_slots(layer_slot_bytes, num_experts, full), n_bytes=0)
+        return MemoryPlan(needs, slots, ceiling_bytes, floor, 0, in_place=True)
     room = ceiling_bytes - needs.total_bytes
     slot_budget = min(room, full)
     if budget is not None:
@@ -127,13 +136,19 @@ def typed(n_bytes: int, up: bool = True) -> str:
 
 def _below_floor(needs: FixedNeeds, slots_floor: int, floor: int, ceiling_bytes: int, is_asked: bool) -> str:
     workspace = needs.workspace_bytes + RESERVE_BYTES
+    weights, slots = "weights", f", expert slots {typed(slots_floor)}"
+    if needs.filling_bytes:
+        weights = "weights and experts"
+        slots = slots if slots_floor else ""
     parts = (
-        f"process {typed(needs.process_bytes)}, weights {typed(needs.weight_bytes)}, KV cache {typed(needs.kv_bytes)}"
-        f" for {needs.context} tokens, workspace {typed(workspace)}, expert slots {typed(slots_floor)}"
+        f"process {typed(needs.process_bytes)}, {weights} {typed(needs.weight_bytes)}, KV cache "
+        f"{typed(needs.kv_bytes)} for {needs.context} tokens, workspace {typed(workspace)}{slots}"
     )
     named = typed(floor + _FLOOR_MARGIN_BYTES)
     given = typed(ceiling_bytes, up=False)
     advice = "a smaller -c or -ub lowers it"
+    if needs.filling_bytes:
+        advice += ", and a smaller --quant; after pearl convert it runs from the disk in far less"
     if is_asked:
         return f"--ram {given} is below the floor of {named} for this model ({parts}); {advice}"
     return f"this model needs at least {named} ({parts}) and {given} may be used here; {advice}"

@@ -5,8 +5,9 @@ readers.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -33,12 +34,14 @@ from pearl_cli.memory_warnings import warn_of_plan
 from pearl_cli.open_routing import open_routing
 from pearl_cli.options import RunOptions
 from pearl_cli.predict.choose import Forecasting, choose_forecasting
+from pearl_cli.open_model import fill_store, wanted_by
 from pearl_cli.residency.ablations import CopyPieces
+from pearl_cli.residency.arena import SlotArena, Slots
 from pearl_cli.residency.build import ExpertPlaces, build_controller
 from pearl_cli.residency.controller import ResidencyController
-from pearl_cli.residency.disk_reader import DiskReader
 from pearl_cli.residency.eviction import make_policy
-from pearl_cli.residency.throttle import Throttle
+from pearl_cli.residency.in_place import InPlaceSlots
+from pearl_cli.residency.open_reader import ChunkReader, open_reader
 from pearl_cli.residency.usage_profile import UsageProfile, profile_path
 from pearl_cli.resolve_routing import resolve_routing
 from pearl_cli.routing.base import RoutingPolicy
@@ -52,7 +55,7 @@ from pearl_cli.trace import read_trace
 DEFAULT_IO_THREADS = 2
 
 Progress = Callable[[str, int, int], None]
-"""(stage, done, total): "compile" in kernels, "load" in bytes of experts."""
+"""(stage, done, total): "compile" in kernels, "store" in bytes of a store in memory, "load" in bytes of experts."""
 
 
 @dataclass(slots=True)
@@ -73,7 +76,7 @@ class OpenedEngine:
     options: RunOptions
     expert_bytes_total: int
     profile: UsageProfile | None
-    reader: DiskReader
+    reader: ChunkReader
     _notify: Callable[[str], None] | None
 
     def say(self, text: str) -> None:
@@ -164,7 +167,7 @@ def prepare(
     places = ExpertPlaces.of(ExpertStore(gguf, config))
     forecasting = choose_forecasting(gguf, options.predictor, options.stride, options.evict, notify)
     depth = config.router.num_experts_per_tok if forecasting.fetch else 0
-    plan = plan_run(gguf, config, places, options, default_budget, depth * (forecasting.stride + 1))
+    plan = plan_run(gguf, config, places, options, default_budget, depth * (forecasting.stride + 1), threads)
     return Groundwork(config, threads, backend, places, forecasting, depth, plan)
 
 
@@ -181,6 +184,7 @@ def _open(
     config, backend, places, plan = ground.config, ground.backend, ground.places, ground.plan
     forecasting, depth = ground.forecasting, ground.fetch_depth
     warn_of_plan(plan, config, notify)
+    fill_store(gguf, wanted_by(config), ground.threads, progress)
     loaded = load_model(gguf, backend)
     cache = loaded.new_cache(plan.needs.context, options.cache_type_k, options.cache_type_v)
     evict, seed = forecasting.evict, max(options.seed, 0)
@@ -192,15 +196,14 @@ def _open(
     # Routing that follows a cache must begin the same each time, so no earlier run may fill it.
     use_profile = use_profile and settings.exact and recorded is None
     profile = _profile_of(gguf, config, notify) if use_profile or evict == "static" else None
-    throttle = Throttle(options.throttle.n_bytes) if options.throttle is not None else None
-    reader = DiskReader(gguf.paths, throttle, notify)
+    reader = open_reader(gguf, options.throttle.n_bytes if options.throttle is not None else None, notify)
     try:
         cost = places.reload_cost(config.router.num_experts)
         policy = make_policy(evict, profile.counts if profile is not None else None, seed, cost)
         shape = (config.hidden_size, config.moe_intermediate_size)
         controller = build_controller(
             places, plan.slots, shape, loaded.routers, backend, policy, routing, reader.read,
-            options.io_threads or DEFAULT_IO_THREADS, allocate, predictor, depth, notify, next_use,
+            options.io_threads or DEFAULT_IO_THREADS, _slots_for(gguf, plan), predictor, depth, notify, next_use,
             CopyPieces.without(options.switched_off),
         )  # fmt: skip
     except BaseException:
@@ -224,6 +227,13 @@ def _open(
     return opened
 
 
+def _slots_for(gguf: GGUFModel, plan: MemoryPlan) -> Callable[[Sequence[tuple[int, int]]], Slots]:
+    """How slots are made: none but the store itself where experts are computed in it."""
+    if plan.in_place and gguf.memory is not None:
+        return partial(InPlaceSlots, address_of=gguf.memory.address)
+    return partial(SlotArena, allocate=allocate)
+
+
 def _profile_of(
     gguf: GGUFModel, config: ModelConfig, notify: Callable[[str], None] | None
 ) -> UsageProfile | None:
@@ -231,7 +241,7 @@ def _profile_of(
     if folder is None:
         return None
     shape = (config.num_layers, config.router.num_experts)
-    return UsageProfile(profile_path(gguf.paths[0], folder), shape, notify)
+    return UsageProfile(profile_path(gguf.paths[0], gguf.headers[0].file_bytes, folder), shape, notify)
 
 
 def choose_threads(asked: int, notify: Callable[[str], None] | None) -> int:
@@ -255,20 +265,23 @@ def _make_backend(threads: int, gguf: GGUFModel, progress: Progress | None) -> C
 
 def plan_run(
     gguf: GGUFModel, config: ModelConfig, places: ExpertPlaces, options: RunOptions, default_budget: Size | None = None,
-    prefetch_slots: int = 0,
+    prefetch_slots: int = 0, threads: int = 1,
 ) -> MemoryPlan:
     """The plan for these flags on this machine, from the process as it stands now. prefetch_slots: for forecasts.
+    A store in host memory that was given no budget is computed in place.
 
     Raises MemoryPlanError, UsageError.
     """
     context = choose_context(options.ctx_size, config.context_length)
+    store = gguf.memory
     needs = FixedNeeds(
         process_bytes=rss_bytes(),
-        weight_bytes=non_expert_bytes(gguf, config),
+        weight_bytes=non_expert_bytes(gguf, config) + (store.missing_bytes(wanted_by(config)) if store else 0),
         kv_bytes=KVCache.planned_bytes(config, context, options.cache_type_k, options.cache_type_v),
         workspace_bytes=workspace_bytes(config, min(options.ubatch_size, context)),
         context=context,
         peak_bytes=peak_rss_bytes(),
+        filling_bytes=store.filling_bytes(threads) if store else 0,
     )
     budget = options.budget
     if budget is None and options.ram is None:
@@ -276,7 +289,7 @@ def plan_run(
     ceiling = options.ram.n_bytes if options.ram else rss_bytes() + int(DEFAULT_SHARE * available_bytes())
     return plan_memory(
         needs, places.slot_bytes, config.router.num_experts, ceiling, budget, ceiling_is_asked=options.ram is not None,
-        prefetch_slots=prefetch_slots,
+        prefetch_slots=prefetch_slots, in_place=store is not None and budget is None,
     )
 
 

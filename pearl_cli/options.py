@@ -22,6 +22,7 @@ from pearl_cli.sizes import Size, SizeParam
 EVICTIONS = ("auto", "pearl", "lru", "lfu", "lfru", "least-stale", "static", "random")
 KV_TYPES = ("f32", "f16", "q8_0")
 DEVICES = ("auto", "cpu")
+STORES = ("auto", "disk", "ram")
 
 
 class StopText(click.ParamType[str]):
@@ -56,6 +57,8 @@ class RunOptions:
     residency: Size | None = None
     io_threads: int = 0  # 0: chosen by the runtime
     throttle: Size | None = None  # bytes a second
+    store: str = "auto"  # where the shards are: disk or ram
+    quant: str | None = None  # convert into RAM with this type
     device: str = "auto"
     ubatch_size: int = 512  # prompt tokens computed at a time
     cache_type_k: str = "f16"
@@ -68,7 +71,23 @@ class RunOptions:
 
 _FLAGS = [
     click.option(
-        "-m", "--model", type=click.Path(path_type=Path), help="Model: any shard of a pearl set, or a stock GGUF."
+        "-m",
+        "--model",
+        type=click.Path(path_type=Path),
+        help="Model: any shard of a pearl set, a stock GGUF, or a Hugging Face folder, which is converted into RAM.",
+    ),
+    click.option(
+        "--quant",
+        metavar="TYPE|MIX",
+        help="Convert the model into RAM with this type, as pearl convert does on the disk; nothing is written.",
+    ),
+    click.option(
+        "--store",
+        type=click.Choice(STORES),
+        default="auto",
+        show_default=True,
+        help="Where experts are kept: read from the disk when needed, or all in RAM from the start (ram); auto is ram "
+        "for what has to be converted.",
     ),
     click.option(
         "-c",

@@ -17,6 +17,7 @@ from models.tokenizer import Tokenizer
 from pearl_cli.engine import Engine
 from pearl_cli.memory_plan import typed
 from pearl_cli.open_engine import OpenedEngine, open_engine
+from pearl_cli.open_model import open_model
 from pearl_cli.options import RunOptions
 from pearl_cli.sizes import Size
 from pearl_cli.terminal import Progress, Terminal
@@ -50,15 +51,18 @@ def demo_model() -> Path:
 
 
 @contextmanager
-def open_session(options: RunOptions, terminal: Terminal, use_profile: bool = True) -> Iterator[Session]:
-    """Open the model of `options` and close it at the end. `use_profile` False for measurements, which start alike.
+def open_session(
+    options: RunOptions, terminal: Terminal, use_profile: bool = True, gguf: GGUFModel | None = None
+) -> Iterator[Session]:
+    """Open the model of `options`, or go on with it where it is open already, and close it at the end. `use_profile`
+    False for measurements, which start alike.
 
     Raises the errors of reading, planning and loading.
     """
     use_profile = use_profile and not options.no_profile
     is_demo = options.model is None
     path = demo_model() if options.model is None else options.model
-    gguf = GGUFModel.open(path)
+    gguf = gguf or open_model(path, options, terminal.note)
     try:
         tokenizer = Tokenizer.from_metadata(gguf.metadata)
     except (UnsupportedTokenizer, GGUFError) as error:
@@ -77,7 +81,11 @@ def open_session(options: RunOptions, terminal: Terminal, use_profile: bool = Tr
         yield Session("the embedded demo model" if is_demo else path.name, opened, tokenizer, terminal)
 
 
-_STAGES = {"compile": "compiling kernels (first run on this machine)", "load": "loading experts"}
+_STAGES = {
+    "compile": "compiling kernels (first run on this machine)",
+    "store": "filling the store in memory",
+    "load": "loading experts",
+}
 
 
 class _Stages:

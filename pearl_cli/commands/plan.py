@@ -30,12 +30,12 @@ def command(options: RunOptions, file: Path | None, as_json: bool) -> None:
 
 def plan_record(options: RunOptions) -> dict[str, Any]:
     """The plan as a flat record; raises what opening the model would raise."""
-    from models.gguf import GGUFModel
     from models.tokenizer import Tokenizer
     from pearl_cli.open_engine import prepare
+    from pearl_cli.open_model import open_model
     from pearl_cli.session import DEMO_BUDGET, demo_model
 
-    with GGUFModel.open(options.model or demo_model()) as gguf:
+    with open_model(options.model or demo_model(), options, lambda line: click.echo(line, err=True)) as gguf:
         # A run's process holds the tokenizer too, and its weight counts under the ceiling.
         tokenizer = Tokenizer.from_metadata(gguf.metadata)
         ground = prepare(gguf, options, None if options.model else DEMO_BUDGET)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from models.config import ModelConfig
 from models.errors import UsageError
-from models.gguf import GGUFModel
 from pearl_cli.evaluate.evaluation import DEFAULT_CONTEXT, EvalRequest, eval_bytes
+from pearl_cli.open_model import open_model
 from pearl_cli.options import RunOptions
 from pearl_cli.session import Session, demo_model, open_session
 from pearl_cli.sizes import Size
@@ -19,8 +19,18 @@ from pearl_cli.terminal import Terminal
 @contextmanager
 def open_for_eval(options: RunOptions, request: EvalRequest, terminal: Terminal) -> Iterator[Session]:
     """A session with exact routing; `run_settings` routes it. Raises UsageError where the ceiling leaves no room."""
-    with GGUFModel.open(options.model or demo_model()) as gguf:
-        config = ModelConfig.from_gguf(gguf)
+    gguf = open_model(options.model or demo_model(), options, terminal.note)
+    try:
+        plain = _plain_options(options, ModelConfig.from_gguf(gguf), request)
+    except BaseException:
+        gguf.close()
+        raise
+    with open_session(plain, terminal, use_profile=False, gguf=gguf) as session:
+        yield session
+
+
+def _plain_options(options: RunOptions, config: ModelConfig, request: EvalRequest) -> RunOptions:
+    """`options` with a window as context, exact routing, and a ceiling that leaves room for logits."""
     context = min(DEFAULT_CONTEXT, config.context_length) if options.ctx_size is None else options.ctx_size
     if context == 0:
         context = config.context_length
@@ -33,9 +43,7 @@ def open_for_eval(options: RunOptions, request: EvalRequest, terminal: Terminal)
     budget = options.budget
     if options.model is None and options.ram is None and budget is None:
         budget = Size(percent=100)  # the demo model's streaming is for show
-    plain = dataclasses.replace(
+    return dataclasses.replace(
         options, ctx_size=context, ram=ram, budget=budget, routing="exact", lambda_=None, top_j=None, inserts=None,
         residency=None,
     )  # fmt: skip
-    with open_session(plain, terminal, use_profile=False) as session:
-        yield session

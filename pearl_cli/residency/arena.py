@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pearl_cli.residency.placement import PAGE
+from pearl_cli.residency.placement import PAGE, Place
 
 
 def map_region(n_bytes: int) -> np.ndarray:
@@ -48,6 +48,10 @@ class Slots:
 
     def num_free(self, size_class: int) -> int:
         return len(self._free[size_class])
+
+    def address(self, slot: int, place: Place) -> int:
+        """Where a linear that `place` describes begins, once it has landed in `slot`."""
+        return self.addresses[slot] + place.slot_offset + place.lead
 
     def take(self, size_class: int) -> int:
         """A free slot of the class, or -1."""

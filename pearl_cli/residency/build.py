@@ -12,7 +12,7 @@ from kernels.backend import Backend
 from models.expert_provider import RouterWeights
 from pearl_cli.predict.base import NextUse, Predictor
 from pearl_cli.residency.ablations import UNCHUNKED_BYTES, CopyPieces
-from pearl_cli.residency.arena import SlotArena, map_region
+from pearl_cli.residency.arena import SlotArena, Slots
 from pearl_cli.residency.cache_model import LayerCache
 from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.eviction import EvictionPolicy
@@ -86,7 +86,7 @@ def build_controller(
     routing: RoutingPolicy,
     read: ReadFunction,
     io_threads: int = 1,
-    allocate: Callable[[int], np.ndarray] = map_region,
+    make_slots: Callable[[Sequence[tuple[int, int]]], Slots] = SlotArena,
     predictor: Predictor | None = None,
     prefetch_depth: int = 0,
     notify: Callable[[str], None] | None = None,
@@ -94,17 +94,21 @@ def build_controller(
     pieces: CopyPieces | None = None,
 ) -> ResidencyController:
     """shape: (hidden_size, intermediate_size) of the experts; prefetch_depth: forecast experts a later layer at most;
-    next_use: what `pearl` eviction goes by.
+    next_use: what `pearl` eviction goes by; make_slots: from (slot_bytes, count) of each size class.
     Allocates the arena and starts the reader threads; `close` ends them.
     """
-    arena = SlotArena(plan.classes, allocate)
+    arena = make_slots(plan.classes)
     layers: list[LayerState | None] = []
     for layer, triples in enumerate(places.places):
         if not triples:
             layers.append(None)
             continue
         cache = LayerCache(layer, len(triples), plan.capacities[layer], policy)
-        layers.append(LayerState(layer, triples, plan.class_of_layer[layer], cache, shape))
+        state = LayerState(layer, triples, plan.class_of_layer[layer], cache, shape)
+        router = routers[layer]
+        if router is not None:
+            router.complete(state.table)
+        layers.append(state)
     pieces = pieces or CopyPieces()
     queue = TransferQueue(read, io_threads, MERGE_BYTES if pieces.chunk else UNCHUNKED_BYTES, pieces.preempt)
     prefetcher = None

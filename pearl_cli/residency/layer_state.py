@@ -53,12 +53,10 @@ class LayerState:
     def land(self, load: Load, mask: int, arena: Slots) -> None:
         """Point the table at the linears of `mask`; the whole expert is resident once all three are there."""
         load.landed |= mask
-        base = arena.addresses[load.slot]
         table = self.table
         for i, addresses in enumerate((table.gate, table.up, table.down)):
             if mask >> i & 1:
-                place = load.places[i]
-                addresses[load.expert] = base + place.slot_offset + place.lead
+                addresses[load.expert] = arena.address(load.slot, load.places[i])
         if load.landed == ALL_LINEARS:
             self.slot_of[load.expert] = load.slot
             self.loads.pop(load.expert, None)

@@ -19,9 +19,9 @@ _FADE = 0.5  # weight of earlier sessions against the one that ends
 _SEED_EVENTS = 64  # a profile counts as much as so many tokens of this session
 
 
-def profile_path(model_path: Path, folder: Path) -> Path:
+def profile_path(model_path: Path, file_bytes: int, folder: Path) -> Path:
     """Where the profile of a model lies in `folder`; another file of the same name gets another one by its size."""
-    identity = f"{model_path.resolve()}:{model_path.stat().st_size}"
+    identity = f"{model_path.resolve()}:{file_bytes}"
     return folder / f"usage-{model_path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.npz"
 
 

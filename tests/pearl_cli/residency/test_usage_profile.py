@@ -24,7 +24,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def stored(tmp_path: Path, model: Path) -> np.ndarray | None:
-    return load_profile(profile_path(model, tmp_path / "cache" / "pearl"), (2, 8))
+    return load_profile(profile_path(model, model.stat().st_size, tmp_path / "cache" / "pearl"), (2, 8))
 
 
 def test_the_next_session_starts_warm_and_computes_the_same(tmp_path: Path, model: Path) -> None:
@@ -59,7 +59,7 @@ def test_static_needs_a_profile_and_pins_by_it(tmp_path: Path, model: Path) -> N
     with pytest.raises(UsageError, match="usage profile"):
         open_engine(model, options)
     counts = np.tile(np.arange(8.0), (2, 1))
-    save_profile(profile_path(model, tmp_path / "cache" / "pearl"), counts, None)
+    save_profile(profile_path(model, model.stat().st_size, tmp_path / "cache" / "pearl"), counts, None)
     with open_engine(model, options, use_profile=True) as opened:
         state = opened.controller.layers[0]
         assert state is not None

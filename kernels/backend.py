@@ -305,6 +305,11 @@ class Backend(Protocol):
         """
         ...
 
+    def experts(self, a: Activations, table: ExpertTable, topk_ids: np.ndarray, topk_weights: np.ndarray) -> Array:
+        """All chosen experts of a layer that holds every one of them, float32 [T, D]: the same bits as the three steps
+        above. `kernels.whole_layer.experts_by_steps` serves where a backend has nothing quicker."""
+        ...
+
     def pair_buffers(self, n_pairs: int, intermediate_size: int, hidden_size: int) -> tuple[Array, Array]:
         """Workspace (h, d) for the expert ops of one layer call."""
         ...

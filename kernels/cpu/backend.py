@@ -39,6 +39,7 @@ from kernels.cpu.norm_forms import NormPlans, norm_with_forms
 from kernels.cpu.type_table import TypeTable
 from kernels.cpu.warmup import Progress, warm_up
 from kernels.quant_types import QuantType, row_bytes
+from kernels.whole_layer import experts_by_steps
 
 _EMPTY = np.empty((0, 0), np.float32)
 
@@ -182,6 +183,10 @@ class CpuBackend:
 
     def expert_combine(self, d: Array, groups: ExpertGroups, topk_weights: np.ndarray) -> Array:
         return expert_ops.expert_combine(d, groups, topk_weights)
+
+    def experts(self, a: Activations, table: ExpertTable, topk_ids: np.ndarray, topk_weights: np.ndarray) -> Array:
+        out = self._experts.token(a, table, topk_ids, topk_weights) if topk_ids.shape[0] == 1 else None
+        return experts_by_steps(self, a, table, topk_ids, topk_weights) if out is None else out
 
     def pair_buffers(self, n_pairs: int, intermediate_size: int, hidden_size: int) -> tuple[Array, Array]:
         """Workspace (h [n_pairs, F], d [n_pairs, D]) that the next call with these widths hands out again; kept at

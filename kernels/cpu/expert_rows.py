@@ -16,7 +16,7 @@ from kernels.cpu.native_call import call_native
 
 
 @njit(nogil=True, cache=True)
-def _rows_of_pairs(kernel, matrix, first, last, n_cols, x, x_stride, tokens, out, out_stride):
+def rows_of_pairs(kernel, matrix, first, last, n_cols, x, x_stride, tokens, out, out_stride):
     """Rows first..last-1 of one expert's matrix for its pairs: pair i reads record tokens[i], writes at out + i *
     stride.
     """
@@ -31,7 +31,7 @@ def _rows_of_pairs(kernel, matrix, first, last, n_cols, x, x_stride, tokens, out
 
 
 @njit(nogil=True, cache=True)
-def _gate_up_part(kernels, matrices, types, groups, which, n_cols, x, x_stride, h, u, width, unit, biases, low, high):
+def gate_up_part(kernels, matrices, types, groups, which, n_cols, x, x_stride, h, u, width, unit, biases, low, high):
     """Rows low..high-1 of the len(which) * width rows of the listed groups; h, u: addresses of float32 [P, width]."""
     expert_ids, offsets, token_ids = groups
     for w in range(low // width, which.shape[0]):
@@ -42,8 +42,8 @@ def _gate_up_part(kernels, matrices, types, groups, which, n_cols, x, x_stride, 
         if first >= last or begin == end or gate[0] == 0 or up[0] == 0:
             continue
         tokens, stride, at = token_ids[begin:end], 4 * width, 4 * width * begin
-        _rows_of_pairs(gate, matrices[0][expert], first, last, n_cols, x, x_stride, tokens, h + at, stride)
-        _rows_of_pairs(up, matrices[1][expert], first, last, n_cols, x, x_stride, tokens, u + at, stride)
+        rows_of_pairs(gate, matrices[0][expert], first, last, n_cols, x, x_stride, tokens, h + at, stride)
+        rows_of_pairs(up, matrices[1][expert], first, last, n_cols, x, x_stride, tokens, u + at, stride)
         bias = 4 * (np.int64(expert) * width + first)
         for i in range(end - begin):
             pair = at + i * stride + 4 * first
@@ -59,7 +59,7 @@ def gate_up_rows(kernels, matrices, types, groups, which, x_rows, records, h, u,
     for part in prange(n_parts):
         x, x_stride = (address(x_rows), records[0], records[2]), (4 * n_cols, records[1], records[3])
         low, high = part * n // n_parts, (part + 1) * n // n_parts
-        _gate_up_part(
+        gate_up_part(
             kernels, matrices, types, groups, which, n_cols, x, x_stride, address(h), address(u), width, unit, biases,
             low, high,
         )  # fmt: skip
@@ -75,7 +75,7 @@ def _down_part(kernels, matrices, types, groups, which, n_cols, x, x_stride, d, 
         kernel = kernels[types[expert]]
         if first < last and begin < end and kernel[0]:
             out = d + 4 * width * begin
-            _rows_of_pairs(kernel, matrices[expert], first, last, n_cols, x, x_stride, pairs[begin:end], out, 4 * width)
+            rows_of_pairs(kernel, matrices[expert], first, last, n_cols, x, x_stride, pairs[begin:end], out, 4 * width)
             if bias:
                 addend = bias + 4 * (np.int64(expert) * width + first)
                 for i in range(end - begin):
@@ -83,7 +83,7 @@ def _down_part(kernels, matrices, types, groups, which, n_cols, x, x_stride, d, 
 
 
 @njit(nogil=True, cache=True)
-def _quantize_part(groups, which, n_cols, x, x_stride, quantizers, part, n_parts):
+def quantize_part(groups, which, n_cols, x, x_stride, quantizers, part, n_parts):
     """Every n_parts-th of the listed pairs in the forms whose function address is not 0."""
     offsets = groups[1]
     for w in range(which.shape[0]):
@@ -103,7 +103,7 @@ def down_rows(kernels, matrices, types, groups, which, h, records, quantizers, d
     if quantizers[0] or quantizers[1]:
         for part in prange(n_parts):
             x, x_stride = (address(h), records[0], records[2]), (4 * n_cols, records[1], records[3])
-            _quantize_part(groups, which, n_cols, x, x_stride, quantizers, part, n_parts)
+            quantize_part(groups, which, n_cols, x, x_stride, quantizers, part, n_parts)
     n = which.shape[0] * width
     for part in prange(n_parts):
         x, x_stride = (address(h), records[0], records[2]), (4 * n_cols, records[1], records[3])

@@ -16,6 +16,7 @@ from numba import njit
 from kernels.backend import Activations, ExpertGroups, ExpertTable
 from kernels.cpu.dequant_path import dots_dequantized
 from kernels.cpu.expert_rows import down_rows, gate_up_rows
+from kernels.cpu.expert_token import TokenExperts
 from kernels.cpu.gated_units import add_row_address, join_rows, unit_address
 from kernels.cpu.linear import records_of
 from kernels.cpu.matmul import MIN_TOKENS, TileTable
@@ -82,6 +83,7 @@ class Experts:
     def __init__(self, types: TypeTable, tiles: TileTable) -> None:
         self.types, self.tiles = types, tiles
         self._add = add_row_address(types.target)
+        self._token = TokenExperts(types, self._add)
         self._plans: dict[int, TablePlan] = {}
         self._up = np.empty((0, 0), np.float32)
         self._pairs = np.arange(0, dtype=np.int32)
@@ -102,6 +104,14 @@ class Experts:
     def forget(self, table: ExpertTable) -> None:
         """Drop the plan of `table`."""
         self._plans.pop(id(table), None)
+        self._token.forget(table)
+
+    def token(
+        self, a: Activations, table: ExpertTable, topk_ids: np.ndarray, topk_weights: np.ndarray
+    ) -> np.ndarray | None:
+        """The weighted sum of one token's experts, fresh float32 [1, D]; None where a type has no direct kernel."""
+        plan = self.plan(table)
+        return self._token.run(a, plan, topk_ids, topk_weights) if plan.direct else None
 
     def gate_up(
         self, a: Activations, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, h: np.ndarray

@@ -17,6 +17,7 @@ ENTRY_POINTS: dict[str, tuple[str, ...]] = {
     "conv": ("_one", "_many"),
     "delta_rule": ("_heads",),
     "dequant_path": ("_float_rows",),
+    "expert_token": ("experts_of_token",),
     "experts": ("gate_up_rows", "down_rows", "_combine", "join_rows"),
     "gated_units": ("join_rows",),
     "gates": ("_gate_one", "_gate_rows", "_norm_one", "_norm_rows"),

@@ -14,6 +14,7 @@ from kernels.cpu.addresses import address, aligned_address
 from kernels.cpu.norm import norm_row
 from kernels.cpu.parallel import num_threads
 from kernels.cpu.quantize_activations import (
+    ALIGN,
     FORM_KEYS,
     FORM_Q8_32,
     FORM_Q8_256,
@@ -39,10 +40,15 @@ def _row(i, x, weight, eps, out, quantize_32, first_32, stride_32, quantize_256,
 
 
 @njit(nogil=True, cache=True)
-def _one(x, weight, eps, out, quantize_32, buffer_32, stride_32, quantize_256, buffer_256, stride_256):
-    first_32, first_256 = aligned_address(buffer_32), aligned_address(buffer_256)
-    _row(0, x, weight, eps, out, quantize_32, first_32, stride_32, quantize_256, first_256, stride_256)
-    return first_32, first_256
+def _one(x, weight, eps, out, steps, buffer):
+    """One row. steps int64 [2, 2]: (quantiser or 0, offset of the record in `buffer`) of each form; returns where
+    offsets count from."""
+    base = aligned_address(buffer)
+    norm_row(x[0], weight, eps, out[0])
+    for i in range(2):
+        if steps[i, 0]:
+            quantize_row(steps[i, 0], address(out), base + steps[i, 1], x.shape[1])
+    return base
 
 
 @njit(nogil=True, cache=True, parallel=True)
@@ -57,11 +63,14 @@ def _parallel(x, weight, eps, out, quantize_32, buffer_32, stride_32, quantize_2
 @dataclass(frozen=True, slots=True)
 class NormPlan:
     """What `readers` of rows of one width read: (FORM_*, quantiser address, bytes a record), no quantiser where a form
-    is not read.
+    is not read. For one row: `steps` of `_one`, the buffer they fill, and (key, offset, bytes) of each record.
     """
 
     readers: tuple[Weight, ...]
     forms: tuple[tuple[int, int, int], ...]
+    steps: np.ndarray
+    buffer_bytes: int
+    records: tuple[tuple[str, int, int], ...]
 
 
 class NormPlans:
@@ -83,8 +92,18 @@ class NormPlans:
                 (form, self.types.quantizers[form], record_bytes(form, n_cols)) if form in wanted else (form, 0, 0)
                 for form in (FORM_Q8_32, FORM_Q8_256)
             )
-            found = self._plans[key] = NormPlan(tuple(readers), forms)
+            found = self._plans[key] = _new_plan(tuple(readers), forms)
         return found
+
+
+def _new_plan(readers: tuple[Weight, ...], forms: tuple[tuple[int, int, int], ...]) -> NormPlan:
+    steps, records, n_bytes = np.zeros((len(forms), 2), np.int64), [], 0
+    for i, (form, quantizer, stride) in enumerate(forms):
+        if quantizer:
+            steps[i] = (quantizer, n_bytes)
+            records.append((FORM_KEYS[form], n_bytes, stride))
+            n_bytes += stride
+    return NormPlan(readers, forms, steps, n_bytes + ALIGN, tuple(records))
 
 
 def norm_with_forms(
@@ -95,15 +114,18 @@ def norm_with_forms(
         raise ValueError(f"a norm weight {weight.shape} for rows {x.shape}, which must be contiguous")
     n_rows, n_cols = x.shape
     a = Activations(np.empty((n_rows, n_cols), np.float32))
-    forms = plans.plan(readers, n_cols).forms
-    arguments: list[Any] = []
-    for form, quantizer, stride in forms:
-        arguments += (quantizer, record_buffer(form, n_rows, n_cols) if quantizer else _NOTHING, stride)
+    plan = plans.plan(readers, n_cols)
     if n_rows == 1:
-        addresses = _one(x, weight, eps, a.x, *arguments)
-    else:
-        addresses = _parallel(x, weight, eps, a.x, *arguments, num_threads())
-    for (form, quantizer, stride), first, owner in zip(forms, addresses, arguments[1::3], strict=True):
+        owner = np.empty(plan.buffer_bytes, np.uint8)
+        base = _one(x, weight, eps, a.x, plan.steps, owner)
+        for key, offset, stride in plan.records:
+            a.forms[key] = Form(base + offset, stride, owner)
+        return a
+    arguments: list[Any] = []
+    for form, quantizer, stride in plan.forms:
+        arguments += (quantizer, record_buffer(form, n_rows, n_cols) if quantizer else _NOTHING, stride)
+    addresses = _parallel(x, weight, eps, a.x, *arguments, num_threads())
+    for (form, quantizer, stride), first, owner in zip(plan.forms, addresses, arguments[1::3], strict=True):
         if quantizer:
             a.forms[FORM_KEYS[form]] = Form(first, stride, owner)
     return a

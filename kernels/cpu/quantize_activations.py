@@ -35,7 +35,7 @@ from kernels.quant_types import QuantType, block_size
 
 FORM_F32, FORM_Q8_32, FORM_Q8_256 = 0, 1, 2
 FORM_KEYS = ("f32", "q8_32", "q8_256")
-_ALIGN = 64
+ALIGN = 64
 _SERIAL_ROWS = 4  # up to this many rows one thread is faster than waking the others
 _SMALLEST_NORMAL = 1.1754943508222875e-38
 _FLOAT_TYPES = (QuantType.F32, QuantType.F16, QuantType.BF16)
@@ -65,12 +65,12 @@ def record_bytes(form: int, n_cols: int) -> int:
     if n_cols % unit:
         raise ValueError(f"activations of width {n_cols} do not divide into blocks of {unit}")
     n_bytes = n_cols + 3 * (n_cols // 8) if form == FORM_Q8_32 else n_cols + n_cols // 8 + n_cols // 64
-    return (n_bytes + _ALIGN - 1) // _ALIGN * _ALIGN
+    return (n_bytes + ALIGN - 1) // ALIGN * ALIGN
 
 
 def record_buffer(form: int, n_rows: int, n_cols: int) -> np.ndarray:
     """Uninitialised memory for n_rows records at its first 64-byte boundary."""
-    return np.empty(n_rows * record_bytes(form, n_cols) + _ALIGN, np.uint8)
+    return np.empty(n_rows * record_bytes(form, n_cols) + ALIGN, np.uint8)
 
 
 def new_form(form: int, n_rows: int, n_cols: int) -> Form:

@@ -103,4 +103,5 @@ def _experts(backend: CpuBackend, quant_type: QuantType, n_tokens: int) -> None:
     backend.expert_gate_up(backend.activations(x), table, groups, which, h)
     backend.expert_down(h, table, groups, which, d)
     backend.expert_combine(d, groups, topk_weights)
+    backend.experts(backend.activations(x), table, topk_ids, topk_weights)
     backend.forget(table)

@@ -33,6 +33,7 @@ from kernels.reference.linear import gated_mlp_ref, linear_ref
 from kernels.reference.norm import head_norm_ref, norm_ref
 from kernels.reference.rope import rope_ref
 from kernels.reference.router import route_ref
+from kernels.whole_layer import experts_by_steps
 
 
 class ReferenceBackend:
@@ -127,6 +128,9 @@ class ReferenceBackend:
 
     def expert_combine(self, d: Array, groups: ExpertGroups, topk_weights: np.ndarray) -> Array:
         return expert_combine_ref(d, groups, topk_weights).astype(np.float32)
+
+    def experts(self, a: Activations, table: ExpertTable, topk_ids: np.ndarray, topk_weights: np.ndarray) -> Array:
+        return experts_by_steps(self, a, table, topk_ids, topk_weights)
 
     def pair_buffers(self, n_pairs: int, intermediate_size: int, hidden_size: int) -> tuple[Array, Array]:
         return np.empty((n_pairs, intermediate_size), np.float32), np.empty((n_pairs, hidden_size), np.float32)

@@ -67,6 +67,7 @@ class ResidencyController:
         self._expected: dict[int, np.ndarray] = {}  # of the newest event of each layer
         self._phase = "decode"
         self._broken = False
+        self._noted: Routing | None = None  # of the layer at work, where that is whole
         self._before = TokenStats()
 
     @property
@@ -96,7 +97,11 @@ class ResidencyController:
         if router is None:
             raise ValueError(f"layer {layer} has no experts")
         routing = self._routing.select(router, residual, a, router_logits)
-        self._slots.call = self._gate(layer, a, routing)
+        state = self._slots.state(layer)
+        if state.whole:
+            self._note_use(state, routing)
+        else:
+            self._slots.call = self._gate(layer, a, routing)
         if self._routing.inserted is not None:
             self._follow(self._routing.inserted)
         if self._prefetcher is not None and self._phase == "decode":
@@ -107,11 +112,14 @@ class ResidencyController:
         """As `ExpertProvider.compute`. Raises ReadFailure when an expert's bytes cannot be had; the next call starts
         clean.
         """
+        state = self._slots.state(layer)
+        if self._noted is routing and state.whole:
+            self._noted = None
+            return self._backend.experts(a, state.table, routing.topk_ids, routing.topk_weights)
         call = self._slots.call
         if call is None or call.routing is not routing or call.layer != layer:
             call = self._gate(layer, a, routing)
         self._slots.call = call
-        state = self._slots.state(layer)
         backend, table, groups = self._backend, state.table, call.groups
         h, d = backend.pair_buffers(groups.token_ids.size, table.intermediate_size, table.hidden_size)
         while call.open_groups:
@@ -176,6 +184,21 @@ class ResidencyController:
         self._slots.recover()
         self._broken = False
 
+    def _note_use(self, state: LayerState, routing: Routing) -> None:
+        """All that the gate of a whole layer asks for: its experts are here and stay."""
+        arrivals = self.queue.take(block=False)
+        if arrivals:
+            self._slots.settle(arrivals)
+        topk_ids, history = routing.topk_ids, state.cache.history
+        if topk_ids.shape[0] == 1:
+            self.demand.hits[state.layer] += topk_ids.shape[1]
+        else:
+            self.demand.hits[state.layer] += np.unique(topk_ids).size
+        for row in topk_ids:
+            history.note(row)
+        self._slots.call = None
+        self._noted = routing
+
     def _gate(self, layer: int, a: Activations, routing: Routing) -> GateCall:
         """Everything that is known at the gate: hits, what the budget keeps from now on, and the demands."""
         self._broken = True
@@ -195,6 +218,8 @@ class ResidencyController:
         self.demand.hits[layer] += slots.size - n_missing
         self.demand.misses[layer] += n_missing
         call.all_stay = not n_missing and self._slots.nothing_leaves(state)
+        if call.all_stay:
+            state.note_whole()
         if not call.all_stay:
             self._slots.drop_unwanted(state, call)
         if not n_missing:

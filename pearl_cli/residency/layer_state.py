@@ -18,10 +18,13 @@ from pearl_cli.residency.transfer import ALL_LINEARS, Load
 
 class LayerState:
     """slot_of: int32 [E], the slot whose three matrices have all landed, else -1. loads: experts queued or in flight.
-    cache: what to keep, `own_cache` or the logical cache of the routing policy.
+    cache: what to keep, `own_cache` or the logical cache of the routing policy. whole: every expert is here and none
+    can leave, so that a call need only note its use.
     """
 
-    __slots__ = ("cache", "expert_bytes", "layer", "loads", "own_cache", "places", "size_class", "slot_of", "table")
+    __slots__ = (
+        "cache", "expert_bytes", "layer", "loads", "own_cache", "places", "size_class", "slot_of", "table", "whole",
+    )  # fmt: skip
 
     def __init__(
         self, layer: int, places: Sequence[tuple[Place, ...]], size_class: int, cache: LayerCache, shape: tuple[int,
@@ -34,6 +37,7 @@ class LayerState:
         self.cache = self.own_cache = cache
         self.expert_bytes = [sum(place.n_bytes for place in triple) for triple in places]
         self.loads: dict[int, Load] = {}
+        self.whole = False
         n = len(places)
         self.slot_of = np.full(n, -1, np.int32)
         types = [np.array([int(triple[i].quant_type) for triple in places], np.uint8) for i in range(3)]
@@ -61,10 +65,16 @@ class LayerState:
             self.slot_of[load.expert] = load.slot
             self.loads.pop(load.expert, None)
 
+    def note_whole(self) -> None:
+        """Set `whole`, where the budget keeps all experts of the layer and all of them have landed."""
+        everything = self.cache.capacity == self.num_experts and not self.cache.logical and not self.loads
+        self.whole = everything and bool(self.cache.resident.all()) and bool((self.slot_of >= 0).all())
+
     def vacate(self, expert: int, arena: Slots) -> None:
         """Give the slot of a resident expert back."""
         slot = int(self.slot_of[expert])
         self.slot_of[expert] = -1
+        self.whole = False
         self.clear_addresses(expert)
         arena.release(slot)
 
@@ -74,12 +84,14 @@ class LayerState:
     def evacuate(self) -> None:
         """Give every slot up; the caller recovers."""
         self.slot_of[:] = -1
+        self.whole = False
         if not self.cache.logical:
             self.cache.resident[:] = False
 
     def keep_by(self, logical: LayerCache | None) -> None:
         """From now on keep what `logical` holds, or (None) what `own_cache` does, which then starts from what is here.
         """
+        self.whole = False
         if logical is not None:
             self.cache = logical
         elif self.cache.logical:
@@ -92,6 +104,7 @@ class LayerState:
         A logical cache keeps its members, to be demanded again.
         """
         self.loads.clear()
+        self.whole = False
         gone = ~self.cache.resident | (self.slot_of < 0)
         self.slot_of[gone] = -1
         for addresses in (self.table.gate, self.table.up, self.table.down):

@@ -9,7 +9,7 @@ import pytest
 import tolerances
 from quant_blocks import as_read, random_rows
 
-from kernels.backend import ExpertGroups, ExpertTable
+from kernels.backend import ExpertBiases, ExpertGroups, ExpertTable, GatedUnit
 from kernels.cpu import parallel
 from kernels.cpu.backend import CpuBackend
 from kernels.cpu.dots import DIRECT_TYPES
@@ -161,6 +161,30 @@ def test_every_thread_count_gives_the_same_bits(backend: CpuBackend, n_tokens: i
         results.append(run(backend, layer.table, x, groups, [everything(groups)]))
     for a, b in zip(*results, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.usefixtures("threads", "nan_poison")
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("n_tokens", [1, 2])
+@pytest.mark.parametrize(("k", "biased"), [(1, False), (3, False), (3, True), (EXPERTS, False)])
+def test_a_whole_layer_at_once_has_the_bits_of_the_steps(
+    backend: CpuBackend, mix: str, n_tokens: int, k: int, biased: bool
+) -> None:
+    rng = np.random.default_rng(k)
+    layer, x = Layer(MIXES[mix]), tokens(n_tokens)
+    if biased:
+        sizes = (WIDTH, WIDTH, HIDDEN)
+        layer.table.biases = ExpertBiases(*(rng.standard_normal((EXPERTS, n)).astype(np.float32) for n in sizes))
+        layer.table.unit = GatedUnit("clamped", 1.702, 7.0)
+    topk_ids = np.stack([rng.permutation(EXPERTS)[:k] for _ in range(n_tokens)]).astype(np.int32)
+    topk_weights = rng.random((n_tokens, k), np.float32)
+    groups = group_by_expert(topk_ids)
+    _, d = run(backend, layer.table, x, groups, [everything(groups)])
+    expected = backend.expert_combine(d, groups, topk_weights)
+    for n in range(1, parallel.max_threads() + 1):
+        parallel.set_threads(n)
+        found = backend.experts(backend.activations(x), layer.table, topk_ids, topk_weights)
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("n_tokens", [2, 24])

@@ -107,6 +107,31 @@ def test_every_budget_equals_resident(tmp_path: Path, share: float, layout: str)
         run_calls(controller, store, seed=1, sizes=[5, 1, 1, 1, 40, 1, 1, 1, 2, 1])
 
 
+def test_a_layer_that_holds_everything_is_only_noted(tmp_path: Path) -> None:
+    """Results, hits and history are those of the long way; whatever empties a slot ends it."""
+    store = FakeStore(tmp_path / "experts")
+    with controller_for(store, 1.0) as controller, controller_for(store, 1.0) as careful:
+        for each in (controller, careful):
+            each.load_experts(ExpertPlaces.of(store).in_file_order())
+        states = [state for state in controller.layers if state is not None]
+        assert not any(state.whole for state in states)
+        for seed in range(4):
+            run_calls(controller, store, seed, [1, 3, 1])
+            assert all(state.whole for state in states)
+            run_calls(careful, store, seed, [1, 3, 1])
+            for state in careful.layers:
+                state.whole = False
+            assert controller.totals == careful.totals
+        for state, other in zip(states, careful.layers, strict=True):
+            for name in ("last_use", "use_count", "touched_cycle", "clock"):
+                np.testing.assert_array_equal(
+                    getattr(state.cache.history, name), getattr(other.cache.history, name)
+                )
+        controller.drop_residents()
+        assert not any(state.whole for state in states)
+        run_calls(controller, store, 9, [1, 1])
+
+
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 @pytest.mark.parametrize("io_threads", [1, 2, 5])
 def test_every_policy_under_delays(tmp_path: Path, policy: str, io_threads: int) -> None:

@@ -150,8 +150,8 @@ class SlotKeeper:
         """
         del state.loads[load.expert]
         state.clear_addresses(load.expert)
-        self.count_forecast(load.early_bytes, useful=False)
         free = self.queue.drop(load)
+        self.count_forecast(load.early_bytes, useful=False)  # no reader begins another chunk now
         if free:
             self._release_dropped(load)
         return free

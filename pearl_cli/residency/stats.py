@@ -9,7 +9,9 @@ import numpy as np
 
 @dataclass(slots=True)
 class TransferStats:
-    """Kept by the transfer queue under its lock. Seconds are sums over reads; `busy_s` over all reader threads."""
+    """Kept by the transfer queue under its lock. queue_wait_s is a sum over reads; busy_s is the time in which anything
+    was being read, by however many threads.
+    """
 
     reads: int = 0
     merged_chunks: int = 0  # chunks that came along with a neighbour's read

@@ -57,7 +57,7 @@ class Load:
         self.outstanding = 0
         self.landed = 0
         self.dropped = False
-        self.early_bytes = 0  # read before anyone demanded it
+        self.early_bytes = 0  # of chunks that a reader began before anyone demanded them
         self.queued_at = 0.0
 
 
@@ -89,6 +89,7 @@ class TransferQueue:
         self._low: deque[Load] = deque() if preempt else self._high
         self._arrivals: list[Arrival] = []
         self._in_flight = 0
+        self._busy_since = 0.0
         self._idle_readers = 0
         self._taker_waits = False
         self._closed = False
@@ -221,15 +222,16 @@ class TransferQueue:
                     continue
                 load, first, last, mask = picked
                 demanded = load.demanded
-                self._in_flight += 1
                 started = time.perf_counter()
+                if not self._in_flight:
+                    self._busy_since = started
+                self._in_flight += 1
                 self.stats.queue_wait_s += started - load.queued_at
                 self._lock.release()
                 try:
                     error = self._fetch(load, first, last)
                 finally:
                     self._lock.acquire()
-                self.stats.busy_s += time.perf_counter() - started
                 self._hand_over(load, mask, error, demanded)
 
     def _fetch(self, load: Load, first: Place, last: Place) -> Exception | None:
@@ -243,13 +245,14 @@ class TransferQueue:
 
     def _hand_over(self, load: Load, mask: int, error: Exception | None, demanded: bool) -> None:
         self._in_flight -= 1
+        if not self._in_flight:
+            self.stats.busy_s += time.perf_counter() - self._busy_since
+        n_bytes = _n_bytes(load, mask)
         if error is None:
-            n_bytes = sum(place.n_bytes for i, place in enumerate(load.places) if mask >> i & 1)
             self.stats.add_read(n_bytes, demanded)
-            if not demanded:
-                load.early_bytes += n_bytes
         else:
             load.waiting = 0
+            load.early_bytes -= 0 if demanded else n_bytes
         self._arrivals.append(Arrival(load, mask, error))
         if self._taker_waits:
             self._landed.notify()
@@ -280,4 +283,11 @@ class TransferQueue:
             self.stats.merged_chunks += 1
         load.waiting &= ~mask
         load.outstanding += 1
+        if not load.demanded:
+            load.early_bytes += _n_bytes(load, mask)
         return load, first, last, mask
+
+
+def _n_bytes(load: Load, mask: int) -> int:
+    """Bytes of the linears `mask`."""
+    return sum(place.n_bytes for i, place in enumerate(load.places) if mask >> i & 1)

@@ -10,7 +10,8 @@ from typing import Any
 from kernels.backend import RouterSpec
 from models.config_latent import LatentConfig, read_latent
 from models.config_reader import ConfigReader
-from models.config_table import ARCHITECTURES, GATINGS, ROPE_SCALINGS
+from models.config_recurrent import DeltaNetConfig, read_delta_net
+from models.config_table import ARCHITECTURES, GATINGS, ROPE_SCALINGS, Architecture
 from models.errors import GGUFError, UnsupportedArchitecture, UnsupportedError
 from models.gguf import GGUFModel
 from models.gguf_cursor import show
@@ -37,6 +38,7 @@ class RopeConfig:
     attention_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    whole_components: bool = True  # whether YaRN's ramp begins and ends at whole components
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +74,13 @@ class ModelConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # on what each half of a block adds
     logit_divisor: float = 1.0
+    swiglu_limit: float = 0.0  # of the clamped unit of the experts, 0: they are not clamped
     latent: LatentConfig | None = None  # then head_dim and value_dim are those of the cache
     window_layers: tuple[bool, ...] | None = None  # which layers have the sliding window, None: all
     rope_window: RopeConfig | None = None  # of the layers with a sliding window, where they rotate otherwise
     recurrent: tuple[LayerMemory | None, ...] | None = None  # of the layers without keys and values
+    delta_net: DeltaNetConfig | None = None  # what those layers are
+    reordered: tuple[str, ...] = ()  # ends of the names of matrices whose rows are put into another order when read
     defaults_used: tuple[str, ...] = ()
     unread_keys: tuple[str, ...] = ()
 
@@ -121,20 +126,26 @@ class ModelConfig:
         latent = read_latent(values, where) if "kv_lora_rank" in values else None
         unread = reader.refuse_maths(table)
         _check_sizes(values, where, len(model.tensors))
+        delta_net = read_delta_net(values, where) if "ssm_heads" in values else None
         name = model.metadata.get("general.name")
         return cls(
             architecture=architecture,
             name=name if isinstance(name, str) else model.paths[0].stem,
             intermediate_size=values["feed_forward_length"] if values.get("leading_dense", 0) else 0,
             vocab_size=_vocab_size(model, reader, values["hidden_size"]),
-            rope=_rope(values, table.rope_interleaved, where),
+            rope=_rope(values, table, where),
             router=_router(values, where),
             tied_embeddings="output.weight" not in model.tensors,
             shared_intermediate_size=_shared_width(values),
             unused_layers=values.get("unused_layers", 0),
             leading_dense=values.get("leading_dense", 0),
             attention_scale=values.get("attention_scale", 0.0) or values["head_dim"] ** -0.5,
+            swiglu_limit=values.get("swiglu_limit", 0.0),
             latent=latent,
+            window_layers=_window_layers(reader, table, values),
+            recurrent=delta_net.memory if delta_net is not None else None,
+            delta_net=delta_net,
+            reordered=(".attn_q.weight", ".ssm_in.weight", ".ssm_ba.weight") if delta_net is not None else (),
             **_factors(values),
             defaults_used=tuple(reader.defaults_used),
             unread_keys=unread,
@@ -265,7 +276,17 @@ def _shared_width(v: dict[str, Any]) -> int:
     return int(v.get("shared_intermediate_size", v.get("shared_experts", 0) * v["moe_intermediate_size"]))
 
 
-def _rope(v: dict[str, Any], interleaved: bool, where: str) -> RopeConfig:
+def _window_layers(reader: ConfigReader, table: Architecture, v: dict[str, Any]) -> tuple[bool, ...] | None:
+    """Which layers have the sliding window: stated layer by layer, or all but every n-th."""
+    if not table.window_period or not v["sliding_window"]:
+        return None
+    pattern = reader.read_pattern("attention.sliding_window_pattern", table.window_period, v["num_layers"])
+    if isinstance(pattern, tuple):
+        return pattern
+    return tuple(layer % pattern < pattern - 1 for layer in range(v["num_layers"]))
+
+
+def _rope(v: dict[str, Any], table: Architecture, where: str) -> RopeConfig:
     scaling, factor = v["rope_scaling"], v["rope_factor"] or 1.0
     if scaling not in ROPE_SCALINGS:
         raise UnsupportedError(
@@ -280,13 +301,14 @@ def _rope(v: dict[str, Any], interleaved: bool, where: str) -> RopeConfig:
     return RopeConfig(
         theta=v["rope_theta"],
         n_rot=v["n_rot"],
-        interleaved=interleaved,
+        interleaved=table.rope_interleaved,
         scaling=scaling,
         factor=factor,
         original_context=v["rope_original_context"],
         attention_factor=v["rope_attention_factor"],
         beta_fast=v["rope_beta_fast"],
         beta_slow=v["rope_beta_slow"],
+        whole_components=table.yarn_whole_components,
     )
 
 

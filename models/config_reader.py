@@ -58,12 +58,30 @@ class ConfigReader:
             )
         return items
 
+    def read_pattern(self, name: str, period: int, num_layers: int) -> int | tuple[bool, ...]:
+        """A flag for each layer, or the period of a repeating pattern, `period` where the file says nothing.
+
+        Raises GGUFError for anything else.
+        """
+        full = f"{self.prefix}.{name}"
+        if full not in self.metadata:
+            self.defaults_used.append(f"{full} = {period} (the architecture's rule)")
+            return period
+        value = self.metadata[full]
+        if type(value) is int and value > 0:
+            return value
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biu" and value.size >= num_layers:
+            return tuple(bool(flag) for flag in value[:num_layers])
+        raise GGUFError(f"{self.where}: metadata '{full}' must be a period or a flag for each of {num_layers} layers")
+
     def refuse_maths(self, table: Architecture) -> tuple[str, ...]:
         """Refuse keys that ask for maths outside the table; returns the harmless keys that nobody reads.
 
         Raises UnsupportedError naming the key and its value.
         """
         known = {key.name for key in table.fields.values()}
+        if table.window_period:
+            known.add("attention.sliding_window_pattern")
         unread = []
         for full in self.metadata:
             if not full.startswith(f"{self.prefix}."):

@@ -37,11 +37,17 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`fields`: config field to key, in reading order. `neutral`: keys allowed only with one of these values."""
+    """`fields`: config field to key, in reading order. `neutral`: keys allowed only with one of these values.
+
+    window_period n: all layers but every n-th have the sliding window, unless the file says which; 0: it has no
+    pattern. yarn_whole_components: see `RopeConfig`.
+    """
 
     rope_interleaved: bool
     fields: Mapping[str, Key]
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    window_period: int = 0
+    yarn_whole_components: bool = True
 
 
 def _ratio(total: int, parts: int) -> int:
@@ -176,6 +182,28 @@ _DEEPSEEK2 = (
     }
 )
 
+# Qwen3-Next and Qwen3.5: attention in every fourth layer, gated delta nets in the others.
+_HYBRID: dict[str, Key] = {
+    **COMMON,
+    "feed_forward_length": Key("feed_forward_length", int, 0, "every layer has experts", lambda _: False),
+    "moe_intermediate_size": _QWEN_WIDTH,
+    "shared_intermediate_size": Key(
+        "expert_shared_feed_forward_length", int, lambda v: v["feed_forward_length"], "feed_forward_length"
+    ),
+    "unused_layers": Key("nextn_predict_layers", int, 0, "none", lambda _: False),
+    "recurrent_layers": Key("attention.recurrent_layers", bool, (), "", lambda _: False, per_layer=True),
+    "full_attention_interval": Key(
+        "full_attention_interval", int, 4, "llama.cpp's default", lambda v: v["recurrent_layers"] == ()
+    ),
+    "ssm_conv_kernel": Key("ssm.conv_kernel", int),
+    "ssm_inner_size": Key("ssm.inner_size", int),
+    "ssm_state_size": Key("ssm.state_size", int),
+    "ssm_heads": Key("ssm.time_step_rank", int),
+    "ssm_key_heads": Key("ssm.group_count", int),
+    "n_rot": Key("rope.dimension_count", int),
+}
+_HYBRID_NEUTRAL = _without(NEUTRAL, "expert_shared_feed_forward_length", "nextn_predict_layers")
+
 ARCHITECTURES: dict[str, Architecture] = {
     "deepseek2": Architecture(
         rope_interleaved=True,
@@ -199,6 +227,18 @@ ARCHITECTURES: dict[str, Architecture] = {
             "gating": Key("expert_gating_func", int, 2, "the architecture's sigmoid"),
         },
         neutral=_without(NEUTRAL, "expert_shared_count", "leading_dense_block_count", "nextn_predict_layers"),
+    ),
+    "gpt-oss": Architecture(
+        rope_interleaved=False,
+        fields=COMMON
+        | {
+            "sliding_window": Key("attention.sliding_window", int),
+            "gating": Key("expert_gating_func", int, 3, "the architecture's softmax over the chosen"),
+            "swiglu_limit": Key("swiglu_clamp_exp", float, 7.0, "gpt-oss's own"),
+        },
+        neutral=_without(NEUTRAL, "swiglu_clamp_exp"),
+        window_period=2,
+        yarn_whole_components=False,
     ),
     "granitemoe": Architecture(
         rope_interleaved=True,
@@ -242,4 +282,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3moe": Architecture(
         rope_interleaved=False, fields=COMMON | {"moe_intermediate_size": _QWEN_WIDTH}, neutral=NEUTRAL
     ),
+    # Text has one position for all three axes of this rotation, so its sections mean nothing here.
+    "qwen35moe": Architecture(
+        rope_interleaved=False,
+        fields=_HYBRID
+        | {"rope_sections": Key("rope.dimension_sections", int, (), "", lambda _: False, per_layer=True)},
+        neutral=_HYBRID_NEUTRAL,
+    ),
+    "qwen3next": Architecture(rope_interleaved=False, fields=_HYBRID, neutral=_HYBRID_NEUTRAL),
 }

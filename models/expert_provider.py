@@ -12,12 +12,22 @@ from typing import Protocol
 
 import numpy as np
 
-from kernels.backend import Activations, Array, RouterSpec, Weight
+from kernels.backend import (
+    SILU,
+    Activations,
+    Array,
+    Backend,
+    ExpertBiases,
+    ExpertTable,
+    GatedUnit,
+    RouterSpec,
+    Weight,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RouterWeights:
-    """What choosing the experts of one MoE layer needs;
+    """What choosing the experts of one MoE layer needs, and what computing them needs beside their matrices;
 
     handed to predictors too, which apply a later layer's router early.
     """
@@ -28,6 +38,17 @@ class RouterWeights:
     norm_eps: float
     ffn_gate_inp: Weight  # [E, D]
     exp_probs_b: Array | None = None  # float32 [E], enters the selection only
+    ffn_gate_inp_b: Array | None = None  # float32 [E], part of the logits
+    unit: GatedUnit = SILU
+    biases: ExpertBiases | None = None
+
+    def complete(self, table: ExpertTable) -> None:
+        """Tell the slot table of this layer what its experts compute beside their matrices (mutates `table`)."""
+        table.unit, table.biases = self.unit, self.biases
+
+    def logits(self, backend: Backend, a: Activations) -> Array:
+        """Router logits float32 [T, E] of the normed rows `a`."""
+        return backend.linear(a, self.ffn_gate_inp, bias=self.ffn_gate_inp_b)
 
 
 @dataclass(slots=True)

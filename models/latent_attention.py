@@ -16,7 +16,7 @@ from kernels.reference.dequant import dequantize_weight
 from models.config import ModelConfig
 from models.config_latent import LatentConfig
 from models.gguf import GGUFModel
-from models.weights import WeightSource
+from models.weights import WeightSource, rows_of
 
 
 @dataclass(slots=True)
@@ -59,8 +59,8 @@ class LatentAttention:
             scale=config.attention_scale,
             attn_norm=source.vector(f"{blk}.attn_norm.weight", hidden),
             attn_q=source.matrix(f"{blk}.attn_q{'_b' if q_rank else ''}.weight", n_q, q_rank or hidden),
-            attn_kv_a=rows_of(source.backend, kv_a, 0, rank),
-            attn_k_pe=rows_of(source.backend, kv_a, rank, rank + n_rot),
+            attn_kv_a=rows_of(kv_a, 0, rank),
+            attn_k_pe=rows_of(kv_a, rank, rank + n_rot),
             attn_kv_a_norm=source.vector(f"{blk}.attn_kv_a_norm.weight", rank),
             attn_k_b=k_b,
             attn_v_b=v_b,
@@ -131,11 +131,6 @@ def _expansions(source: WeightSource, blk: str, heads: int, latent: LatentConfig
         k_b.append(backend.weight(transposed.view(np.uint8).reshape(-1), QuantType.F32, rank, nope))
         v_b.append(rows_of(backend, kv_b, first + nope, first + nope + width))
     return k_b, v_b
-
-
-def rows_of(backend: Backend, weight: Weight, first: int, stop: int) -> Weight:
-    """Rows first..stop - 1 of `weight` as a weight of their own, without a copy."""
-    return Weight(weight.data[first:stop], weight.quant_type, stop - first, weight.n_cols)
 
 
 def _new_rows(backend: Backend, n_tokens: int, width: int) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from kernels.backend import Array, Backend, KVLayer, RopeTable, Weight
 from models.config import ModelConfig
 from models.expert_provider import ExpertProvider
-from models.weights import WeightSource
+from models.weights import WeightSource, rows_of
 
 
 @dataclass(slots=True)
@@ -35,6 +35,7 @@ class Attention:
     qkv_bias: Array | None = None
     output_bias: Array | None = None
     attn_sinks: Array | None = None
+    output_gate: Weight | None = None  # what attn_q holds behind the queries of each head, where a gate is on the output
 
     @classmethod
     def read(
@@ -45,18 +46,21 @@ class Attention:
         qk_norm: str = "none",
         bias: bool = False,
         output_bias: bool = False,
+        output_gate: bool = False,
     ) -> Attention:
         """Take the attention tensors of `layer`.
 
         `qk_norm`: "none", "head" (one norm weight for each head alike) or "row" (one over all heads together).
         `bias`: the file must hold attn_q.bias, attn_k.bias and attn_v.bias; `output_bias`: attn_output.bias.
+        `output_gate`: attn_q holds for each head its query's rows and behind them those of a gate.
         """
         blk, hidden = f"blk.{layer}", config.hidden_size
         n_q, n_k = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         n_v, n_out = config.num_kv_heads * config.value_dim, config.num_heads * config.value_dim
+        attn_q, gate = _query_and_gate(source, config, f"{blk}.attn_q.weight", output_gate)
         part = cls(
             attn_norm=source.vector(f"{blk}.attn_norm.weight", hidden),
-            attn_q=source.matrix(f"{blk}.attn_q.weight", n_q, hidden),
+            attn_q=attn_q,
             attn_k=source.matrix(f"{blk}.attn_k.weight", n_k, hidden),
             attn_v=source.matrix(f"{blk}.attn_v.weight", n_v, hidden),
             attn_output=source.matrix(f"{blk}.attn_output.weight", hidden, n_out),
@@ -64,6 +68,7 @@ class Attention:
             num_heads=config.num_heads,
             scale=config.attention_scale,
             window=config.window_of(layer),
+            output_gate=gate,
         )
         if qk_norm != "none":
             part.attn_q_norm = source.vector(f"{blk}.attn_q_norm.weight", n_q if qk_norm == "row" else config.head_dim)
@@ -84,6 +89,8 @@ class Attention:
             q = backend.head_norm(q, self.attn_q_norm, self.norm_eps)
             k = backend.head_norm(k, self.attn_k_norm, self.norm_eps)
         mixed = self._mix(backend, q, k, v, kv, rope, start)
+        if self.output_gate is not None:
+            mixed = backend.sigmoid_gate(mixed, backend.linear(a, self.output_gate))
         return backend.linear(backend.activations(mixed), self.attn_output, bias=self.output_bias)
 
     def _mix(
@@ -112,6 +119,19 @@ class Attention:
         weights = (self.attn_q, self.attn_k, self.attn_v)
         q, k, v = (backend.linear(a, weight, bias=part) for weight, part in zip(weights, parts, strict=True))
         return q, k, v
+
+
+def _query_and_gate(
+    source: WeightSource, config: ModelConfig, name: str, gated: bool
+) -> tuple[Weight, Weight | None]:
+    """The query matrix; where it is `gated`, the file has rows head by head: a head's query, a head's gate."""
+    heads, width = config.num_heads, config.head_dim
+    n_q = heads * width
+    if not gated:
+        return source.matrix(name, n_q, config.hidden_size), None
+    order = np.arange(2 * n_q).reshape(heads, 2, width).swapaxes(0, 1).reshape(-1)
+    both = source.matrix(name, 2 * n_q, config.hidden_size, order)
+    return rows_of(both, 0, n_q), rows_of(both, n_q, 2 * n_q)
 
 
 @dataclass(slots=True)

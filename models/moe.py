@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.backend import Array, Backend
+from kernels.backend import SILU, Array, Backend, ExpertBiases, GatedUnit
 from models.config import ModelConfig
 from models.expert_provider import ExpertProvider, RouterWeights
 from models.shared_expert import SharedExpert
@@ -15,7 +15,7 @@ _BIAS_NAMES = ("exp_probs_b.bias", "exp_probs_b", "exp_probs_b.weight")  # files
 
 @dataclass(slots=True)
 class MoE:
-    """`router` holds ffn_norm, ffn_gate_inp and, where the file has one, exp_probs_b."""
+    """`router` holds ffn_norm, ffn_gate_inp and, where the file has them, exp_probs_b and the experts' biases."""
 
     router: RouterWeights
     shared: SharedExpert | None = None
@@ -28,10 +28,12 @@ class MoE:
         layer: int,
         shared: SharedExpert | None = None,
         norm: str = "ffn_norm",
+        unit: GatedUnit = SILU,
+        biased: bool = False,
     ) -> MoE:
-        """Take the router's tensors of `layer`; the routed experts' own stay in the file.
+        """Take the router's tensors of `layer`; the routed experts' matrices stay in the file.
 
-        `norm` is what the file calls ffn_norm.
+        `norm` is what the file calls ffn_norm; `biased`: the file must hold biases of the router and of the experts.
         """
         blk, hidden, num_experts = f"blk.{layer}", config.hidden_size, config.router.num_experts
         bias = next((name for name in _BIAS_NAMES if source.has(f"{blk}.{name}")), None)
@@ -42,6 +44,9 @@ class MoE:
             norm_eps=config.rms_norm_eps,
             ffn_gate_inp=source.matrix(f"{blk}.ffn_gate_inp.weight", num_experts, hidden),
             exp_probs_b=source.vector(f"{blk}.{bias}", num_experts) if bias else None,
+            ffn_gate_inp_b=source.vector(f"{blk}.ffn_gate_inp.bias", num_experts) if biased else None,
+            unit=unit,
+            biases=_biases(source, config, blk) if biased else None,
         )
         return cls(router, shared)
 
@@ -49,8 +54,14 @@ class MoE:
         """What the chosen experts, and the shared one, add to the residual x [T, D]."""
         router = self.router
         a = backend.norm(x, router.ffn_norm, router.norm_eps, readers=(router.ffn_gate_inp,))
-        router_logits = backend.linear(a, router.ffn_gate_inp)  # [T, E]
+        router_logits = router.logits(backend, a)  # [T, E]
         routing = provider.select(router.layer, x, a, router_logits)
         if self.shared is None:
             return provider.compute(router.layer, a, routing)
         return provider.compute(router.layer, a, routing) + self.shared(backend, a)
+
+
+def _biases(source: WeightSource, config: ModelConfig, blk: str) -> ExpertBiases:
+    num_experts, width = config.router.num_experts, config.moe_intermediate_size
+    rows = {"gate": width, "up": width, "down": config.hidden_size}
+    return ExpertBiases(**{name: source.table(f"{blk}.ffn_{name}_exps.bias", num_experts, n) for name, n in rows.items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from models import deepseek2, glm4moe, granitemoe, llama, olmoe, qwen2moe, qwen3moe
+from models import deepseek2, glm4moe, gpt_oss, granitemoe, llama, olmoe, qwen2moe, qwen3moe, qwen3next, qwen35moe
 from models.config import ModelConfig
 from models.errors import UnsupportedArchitecture
 from models.model import Model
@@ -13,11 +13,14 @@ from models.weights import WeightSource
 ARCHITECTURES: dict[str, Callable[[WeightSource, ModelConfig], Model]] = {
     "deepseek2": deepseek2.build,
     "glm4moe": glm4moe.build,
+    "gpt-oss": gpt_oss.build,
     "granitemoe": granitemoe.build,
     "llama": llama.build,
     "olmoe": olmoe.build,
     "qwen2moe": qwen2moe.build,
     "qwen3moe": qwen3moe.build,
+    "qwen35moe": qwen35moe.build,
+    "qwen3next": qwen3next.build,
 }
 
 

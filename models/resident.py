@@ -36,6 +36,10 @@ class ResidentExperts:
             layer: _empty_table(store.num_experts, config.hidden_size, config.moe_intermediate_size)
             for layer in store.moe_layers()
         }
+        for layer, table in self.tables.items():
+            router = self._routers[layer]
+            if router is not None:
+                router.complete(table)
         start = 0
         for layer, expert, linear, chunk in chunks:
             out = self._arena[start : start + chunk.n_bytes]

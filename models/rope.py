@@ -53,8 +53,10 @@ def _yarn(plain: np.ndarray, rope: RopeConfig) -> tuple[np.ndarray, float]:
     def component(turns: float) -> float:
         return rope.n_rot * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(component(rope.beta_fast)), 0)
-    high = min(math.ceil(component(rope.beta_slow)), rope.n_rot - 1)
+    low, high = component(rope.beta_fast), component(rope.beta_slow)
+    if rope.whole_components:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.n_rot - 1)
     span = max(high - low, 0.001)  # never a division by zero where both borders fall on one component
     keep = 1.0 - np.clip((np.arange(rope.n_rot // 2) - low) / span, 0.0, 1.0)
     mixed = plain / rope.factor * (1.0 - keep) + plain * keep

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 import transformers
 
+from tests import tiny_hybrid
+
 VOCAB = 97
 COMMON = {
     "vocab_size": VOCAB,
@@ -139,11 +141,33 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             **GRANITE_FACTORS,
         },
     ),
+    "gpt-oss": (
+        transformers.GptOssConfig,
+        transformers.GptOssForCausalLM,
+        {
+            "num_hidden_layers": 3,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 40,
+            "head_dim": 24,
+            "sliding_window": 6,
+            "rope_parameters": {
+                "rope_theta": 150000.0,
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
     "llama": (
         transformers.MixtralConfig,
         transformers.MixtralForCausalLM,
         {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32},
     ),
+    **tiny_hybrid.FAMILIES,
 }
 
 
@@ -156,8 +180,12 @@ def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:
     model = model_class(config).eval().float()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if family in tiny_hybrid.FAMILIES and tiny_hybrid.randomise(name, parameter):
+                continue
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
+            elif name.endswith("sinks"):
+                parameter.normal_(0.0, 1.0)
             elif parameter.dim() == 1:
                 parameter.copy_(1.0 + 0.3 * torch.randn_like(parameter))
             else:
@@ -242,7 +270,6 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
-        "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
@@ -255,6 +282,10 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         "expert_used_count": config.num_experts_per_tok,
         "vocab_size": config.vocab_size,
     }
+    if hasattr(config, "intermediate_size"):
+        keys["feed_forward_length"] = config.intermediate_size
+    if architecture in tiny_hybrid.FAMILIES:
+        keys |= tiny_hybrid.hybrid_metadata(config, architecture)
     if architecture == "llama":
         keys["rope.dimension_count"] = head_dim
     if architecture == "qwen3moe":
@@ -274,6 +305,8 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
             "expert_gating_func": 2,
             "leading_dense_block_count": config.first_k_dense_replace,
         }
+    if architecture == "gpt-oss":
+        keys |= gpt_oss_metadata(config)
     if architecture == "granitemoe":
         keys |= {
             "attention.scale": config.attention_multiplier,
@@ -310,6 +343,25 @@ def latent_metadata(config: Any) -> dict[str, Any]:
     return keys if config.q_lora_rank is None else {**keys, "attention.q_lora_rank": config.q_lora_rank}
 
 
+def gpt_oss_metadata(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters
+    keys = {
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.sliding_window": config.sliding_window,
+        "expert_feed_forward_length": config.intermediate_size,
+    }
+    if rope["rope_type"] == "yarn":
+        keys |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": rope["factor"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+            "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+        }
+    return keys
+
+
 def expanded_heads(config: Any) -> dict[str, Any]:
     """What an older `deepseek2` file says instead."""
     return {
@@ -335,6 +387,7 @@ NAMES = {
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.kv_b_proj": "attn_kv_b",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
     "shared_mlp.output_linear": "ffn_down_shexp",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
@@ -363,10 +416,20 @@ def gguf_tensors(model: Any, architecture: str, expanded: bool = False) -> Itera
     for name, parameter in model.named_parameters():  # tied parameters come once
         array = parameter.detach().numpy()
         if name in OUTER_NAMES:
-            yield OUTER_NAMES[name], array
+            shift = 1.0 if architecture in tiny_hybrid.FAMILIES and name == "model.norm.weight" else 0.0
+            yield OUTER_NAMES[name], array + shift
             continue
         _, _, layer, rest = name.split(".", 3)
-        if rest == "shared_mlp.input_linear.weight":  # [2 F, D]: gate rows first
+        is_hybrid = architecture in tiny_hybrid.FAMILIES
+        if is_hybrid and rest.endswith("norm.weight") and "linear_attn" not in rest:
+            array = array + 1.0
+        if rest.startswith("linear_attn."):
+            yield from tiny_hybrid.delta_tensors(f"blk.{layer}", rest, array, model.config, architecture, expanded)
+        elif architecture == "gpt-oss" and rest in GPT_OSS_EXPERTS:
+            yield from gpt_oss_experts(f"blk.{layer}", rest, array)
+        elif architecture == "gpt-oss" and rest == "self_attn.sinks":
+            yield f"blk.{layer}.attn_sinks.weight", array
+        elif rest == "shared_mlp.input_linear.weight":  # [2 F, D]: gate rows first
             width = array.shape[0] // 2
             yield f"blk.{layer}.ffn_gate_shexp.weight", array[:width]
             yield f"blk.{layer}.ffn_up_shexp.weight", array[width:]
@@ -379,7 +442,7 @@ def gguf_tensors(model: Any, architecture: str, expanded: bool = False) -> Itera
         else:
             stem, kind = rest.rsplit(".", 1)
             own = NAMES[stem]
-            if architecture == "glm4moe" and own == "ffn_norm":
+            if (is_hybrid or architecture in ("glm4moe", "gpt-oss")) and own == "ffn_norm":
                 own = "post_attention_norm"
             if architecture in ("llama", "granitemoe") and own in heads:
                 array = permute_rows(array, heads[own])
@@ -387,6 +450,22 @@ def gguf_tensors(model: Any, architecture: str, expanded: bool = False) -> Itera
                 yield from split_expansion(f"blk.{layer}", array, model.config)
             else:
                 yield f"blk.{layer}.{own}.{kind}", array
+
+
+GPT_OSS_EXPERTS = {
+    "mlp.experts.gate_up_proj": ("gate", "up"),
+    "mlp.experts.gate_up_proj_bias": ("gate", "up"),
+    "mlp.experts.down_proj": ("down",),
+    "mlp.experts.down_proj_bias": ("down",),
+}
+
+
+def gpt_oss_experts(blk: str, name: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """gpt-oss keeps [E, inputs, outputs], and gate and up in turn along the outputs."""
+    linears, kind = GPT_OSS_EXPERTS[name], "bias" if name.endswith("bias") else "weight"
+    rows = array if kind == "bias" else array.swapaxes(1, 2)
+    for part, linear in enumerate(linears):
+        yield f"{blk}.ffn_{linear}_exps.{kind}", rows[:, part :: len(linears)]
 
 
 def split_expansion(blk: str, array: np.ndarray, config: Any) -> Iterator[tuple[str, np.ndarray]]:

@@ -71,7 +71,7 @@ class PrefetchSteeredRouting(CachePriorRouting):
     def _likely(self, target: RouterWeights, a: Activations) -> np.ndarray:
         """The best experts of a later layer's router on the normed residual of now, best first."""
         backend, spec = self._backend, target.spec
-        logits = backend.to_host(backend.linear(a, target.ffn_gate_inp))[0]
+        logits = backend.to_host(target.logits(backend, a))[0]
         scores = selection_scores(logits, spec, self._bias(target))
         scores = exclude_groups(scores, spec, target.exp_probs_b is not None)
         return top_k(scores, self._steering.top_m or spec.num_experts_per_tok)

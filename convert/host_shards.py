@@ -74,9 +74,7 @@ class HostShards(MemoryFiles):
     def fill(
         self, wanted: Callable[[str], bool], threads: int, progress: Callable[[int, int], None] | None = None
     ) -> None:
-        """As `MemoryFiles.fill`, on `threads` threads, one piece of a tensor at a time each. Raises the first error of a
-        tensor.
-        """
+        """As `MemoryFiles.fill`, on `threads` threads, one piece of a tensor at a time each. Raises the first error."""
         todo = [
             (file_index, index)
             for file_index, layout in enumerate(self._layouts)

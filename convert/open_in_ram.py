@@ -30,7 +30,8 @@ def open_in_ram(
     """
     source = open_source(path, options.allow_unmapped, options.with_vocab, options.pre)
     try:
-        plan = plan_conversion(source, path if path.is_dir() else path.parent, dataclasses.replace(options, in_ram=True))
+        beside = path if path.is_dir() else path.parent
+        plan = plan_conversion(source, beside, dataclasses.replace(options, in_ram=True))
         for line in [*source.notes, *plan.notes]:
             if note is not None:
                 note(line)

@@ -21,6 +21,7 @@ from models.kv_cache import KVCache
 from models.loader import non_expert_bytes
 from models.pre_tokenizers import find_pre_tokenizer
 from pearl_cli.memory_plan import FixedNeeds, choose_context, workspace_bytes
+from pearl_cli.open_model import wanted_by
 from pearl_cli.options import RunOptions
 from pearl_cli.residency.build import ExpertPlaces
 from pearl_cli.residency.slot_plan import floor_bytes
@@ -181,14 +182,15 @@ def _layout(gguf: GGUFModel, layer: int) -> str:
 
 def _floor(gguf: GGUFModel, config: ModelConfig, store: ExpertStore, context: int) -> int:
     """Least bytes of a run with default flags, without the process itself (interpreter and compiled code)."""
+    store_bytes = gguf.memory.missing_bytes(wanted_by(config)) if gguf.memory else 0
     needs = FixedNeeds(
         process_bytes=0,
-        weight_bytes=non_expert_bytes(gguf, config),
+        weight_bytes=non_expert_bytes(gguf, config) + store_bytes,
         kv_bytes=KVCache.planned_bytes(config, context),
         workspace_bytes=workspace_bytes(config, min(RunOptions().ubatch_size, context)),
         context=context,
     )
-    return needs.total_bytes + floor_bytes(ExpertPlaces.of(store).slot_bytes)
+    return needs.total_bytes + (0 if store_bytes else floor_bytes(ExpertPlaces.of(store).slot_bytes))
 
 
 def _tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,10 +31,10 @@ from pearl_cli.memory_plan import (
     workspace_bytes,
 )
 from pearl_cli.memory_warnings import warn_of_plan
+from pearl_cli.open_model import fill_store, wanted_by
 from pearl_cli.open_routing import open_routing
 from pearl_cli.options import RunOptions
 from pearl_cli.predict.choose import Forecasting, choose_forecasting
-from pearl_cli.open_model import fill_store, wanted_by
 from pearl_cli.residency.ablations import CopyPieces
 from pearl_cli.residency.arena import SlotArena, Slots
 from pearl_cli.residency.build import ExpertPlaces, build_controller

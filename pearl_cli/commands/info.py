@@ -18,21 +18,33 @@ _VALUE_WIDTH = 100
 
 
 @click.command("info", short_help="Show what a model file holds and whether it runs here.")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("file", required=False, type=click.Path(path_type=Path), metavar="MODEL")
+@click.option("-m", "--model", type=click.Path(path_type=Path), help="The same as MODEL.")
+@click.option("--quant", metavar="TYPE|MIX", help="Show what a run with --quant would hold in memory.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option(
     "-v", "--verbose", is_flag=True, help="Show the metadata, and each default used for a key that is absent."
 )
 @click.option("--verify", is_flag=True, help="Read everything and compare with the checksums stored by pearl convert.")
-def command(model: Path, as_json: bool, verbose: bool, verify: bool) -> None:
-    """Show what MODEL holds: any GGUF, any member of a split set.
+def command(
+    file: Path | None, model: Path | None, quant: str | None, as_json: bool, verbose: bool, verify: bool
+) -> None:
+    """Show what MODEL holds: any GGUF, any member of a split set; of a Hugging Face folder, what a run would make of
+    it in memory.
 
     A model that pearl does not run is shown too, with the reason.
     """
-    from models.gguf import GGUFModel
     from pearl_cli.model_report import report_on
+    from pearl_cli.open_model import open_model
+    from pearl_cli.options import RunOptions
 
-    with GGUFModel.open(model) as gguf:
+    if (file is None) == (model is None):
+        raise click.UsageError("name one model: pearl info MODEL")
+    path = file or model
+    assert path is not None
+    with open_model(path, RunOptions(quant=quant), lambda line: click.echo(line, err=True)) as gguf:
+        if verify and gguf.memory is not None:
+            raise click.UsageError("--verify is for files that pearl convert has written; nothing is written yet here")
         checked = _verify(gguf) if verify else None
         report = report_on(gguf)
         if as_json:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from models.errors import UsageError
 from pearl_cli.options import RunOptions, run_options
 
 
@@ -29,6 +30,8 @@ from pearl_cli.options import RunOptions, run_options
 @click.option("--compare", multiple=True, metavar="FLAGS",
               help='Another setting on the same tokens, e.g. "--routing psr --lambda .1", and its paired price; '
               "repeatable. --residency and --evict hold for it too unless it has its own.")  # fmt: skip
+@click.option("--plot", type=click.Path(path_type=Path), metavar="OUT.svg",
+              help="Draw the price of each --compare against its misses and copies.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     options: RunOptions,
@@ -38,19 +41,24 @@ def command(
     logits: Path | None,
     kld_base: Path | None,
     compare: tuple[str, ...],
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     from pearl_cli.evaluate.evaluation import EvalRequest, evaluate
     from pearl_cli.evaluate.find_lambda import find_lambda
     from pearl_cli.evaluate.open_for_eval import open_for_eval
+    from pearl_cli.evaluate.pareto_plot import pareto_svg
     from pearl_cli.evaluate.report import result_table
     from pearl_cli.evaluate.text_ids import read_ids
     from pearl_cli.resolve_routing import resolve_routing
     from pearl_cli.routing.parse_flags import parse_routing
     from pearl_cli.routing.settings import routing_settings
     from pearl_cli.terminal import Progress, Terminal
+    from pearl_cli.text_file import write_text
 
     terminal = Terminal()
+    if plot is not None and not compare:
+        raise UsageError("--plot draws prices; add at least one --compare")
     settings = [routing_settings(options, simulated=True)]
     settings += [parse_routing(flags, options, "--compare", simulated=True) for flags in compare]
     request = EvalRequest(settings, score, chunks, logits=logits, kld_base=kld_base)
@@ -71,3 +79,6 @@ def command(
         click.echo(json.dumps({**head, **first, "compared": others}))
     else:
         click.echo(result_table(results, len(windows), context, score))
+    if plot is not None:  # after the figures, which a full disk must not lose
+        write_text(plot, pareto_svg(results))
+        terminal.note(f"plot: {plot}")

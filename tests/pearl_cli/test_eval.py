@@ -6,12 +6,14 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from pearl_cli.__main__ import main
 from pearl_cli.evaluate.estimate import Estimate, exp_estimate, mean_estimate
+from pearl_cli.evaluate.pareto_plot import front
 from pearl_cli.evaluate.token_scores import divergence, log_softmax
 from pearl_cli.evaluate.windows import cut_windows
 from tests.tiny_gguf import Typed, byte_vocabulary
@@ -193,3 +195,34 @@ def test_relative_prices_are_exact_at_their_ends() -> None:
     price = exp_estimate(Estimate(0.01, 0.005, 0.0, 0.02), minus_one=True)
     assert price.value == pytest.approx(math.expm1(0.01))
     assert (price.low, price.high) == (0.0, pytest.approx(math.expm1(0.02)))
+
+
+def test_the_plot_holds_every_setting_and_its_front(
+    hf: tuple[Any, Path], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plot = tmp_path / "p.svg"
+    args = ["--residency", "50%", "--evict", "lru", "-c", "32", "--plot", str(plot)]
+    for lambda_ in ("0.2", "0.8"):
+        args += ["--compare", f"psr --lambda {lambda_}"]
+    run_eval(capsys, hf[1], text, *args)
+    drawing = ElementTree.fromstring(plot.read_text())
+    titles = [element.text or "" for element in drawing.iter("{http://www.w3.org/2000/svg}title")]
+    assert len(titles) == 6  # three settings in two panels
+    assert sum("psr, lambda 0.8" in title for title in titles) == 2
+    assert sum(title.startswith("exact") for title in titles) == 2
+
+
+def test_a_plot_needs_something_to_compare_and_a_place(
+    hf: tuple[Any, Path], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["eval", "-m", str(hf[1]), "-f", str(text), "-c", "32", "--residency", "50%", "--evict", "lru"]
+    assert main([*args, "--plot", str(tmp_path / "p.svg")]) == 2
+    assert "--compare" in capsys.readouterr().err
+    assert main([*args, "--compare", "psr", "--plot", str(tmp_path / "none" / "p.svg")]) == 2
+    out, err = capsys.readouterr()
+    assert "price" in out
+    assert "none/p.svg: No such file" in err
+
+
+def test_the_front_is_what_nothing_beats_in_both() -> None:
+    assert front([(3.0, 0.0), (1.0, 2.0), (2.0, 3.0), (2.0, 1.0), (4.0, 0.0), (2.0, 1.0)]) == [1, 3, 0]

@@ -74,17 +74,20 @@ class RopeTable:
 @dataclass(slots=True)
 class KVLayer:
     """One layer's keys and values, head-major so that decoding reads each head once in order: [G, capacity, d] of
-    `dtype`.
+    `k_dtype` and [G, capacity, dv] of `v_dtype`, each of them
 
-    `dtype` "f32" | "f16" | "q8_0" (then [G, capacity, d // 32 * 34] uint8 blocks). `ring`: position p lies at
+    "f32" | "f16" | "q8_0" (then [G, capacity, d // 32 * 34] uint8 blocks). `plans`: what a backend keeps of its calls
+    over this layer, from call to call. `ring`: position p lies at
     p % capacity, over the one that was there before; only attention with a window can read it, and `capacity` is a
     multiple of 64.
     """
 
     k: Array
     v: Array
-    dtype: str = "f16"
+    k_dtype: str = "f16"
+    v_dtype: str = "f16"
     ring: bool = False
+    plans: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def capacity(self) -> int:
@@ -195,7 +198,9 @@ class Backend(Protocol):
         """Wrap uint8 blocks (no copy on the CPU). Raises ValueError on a size that does not match."""
         ...
 
-    def kv_layer(self, num_kv_heads: int, capacity: int, head_dim: int, value_dim: int, dtype: str) -> KVLayer: ...
+    def kv_layer(
+        self, num_kv_heads: int, capacity: int, head_dim: int, value_dim: int, k_dtype: str, v_dtype: str
+    ) -> KVLayer: ...
 
     def embed(self, table: Weight, token_ids: np.ndarray) -> Array:
         """Rows of `table` as float32 [T, D]; token_ids int64 [T]."""

@@ -13,7 +13,6 @@ import numpy as np
 
 from kernels.backend import Array, Backend, KVLayer, RopeTable
 from models.config import ModelConfig, RopeConfig
-from models.errors import UsageError
 from models.layer_memory import STORED_AS, LayerMemory
 from models.rope import build_rope_table
 
@@ -59,7 +58,8 @@ class KVCache:
         own = config.rope_window
         window_rope = self.rope if own is None else _rope_on(backend, own, capacity, None)
         self.ropes = [window_rope if memory.window else self.rope for memory in self._memory]
-        self.layers: list[LayerStore] = [_new_layer(backend, memory, capacity, k_dtype) for memory in self._memory]
+        types = k_dtype, v_dtype
+        self.layers: list[LayerStore] = [_new_layer(backend, memory, capacity, *types) for memory in self._memory]
 
     def begin(self, n_tokens: int) -> None:
         """Positions length .. length + n_tokens - 1 are about to be written. Raises ValueError where there is no room,
@@ -103,7 +103,6 @@ class KVCache:
     @staticmethod
     def planned_bytes(config: ModelConfig, capacity: int, k_dtype: str = "f16", v_dtype: str = "f16") -> int:
         """What the constructor allocates. Raises UsageError as it does."""
-        _check_types(k_dtype, v_dtype)
         ropes = [config.rope] if config.rope_window is None else [config.rope, config.rope_window]
         tables = sum(4 * rope.n_rot * capacity for rope in ropes)
         return tables + sum(memory.n_bytes(capacity, k_dtype, v_dtype) for memory in config.layer_memory)
@@ -113,13 +112,7 @@ class KVCache:
         """Bytes of keys and values of one position in all layers, as long as no window is full. Raises UsageError as
         the constructor does.
         """
-        _check_types(k_dtype, v_dtype)
         return sum(memory.bytes_per_position(k_dtype, v_dtype) for memory in config.layer_memory)
-
-
-def _check_types(k_dtype: str, v_dtype: str) -> None:
-    if k_dtype != v_dtype:
-        raise UsageError(f"KV cache types {k_dtype} and {v_dtype}: keys and values must have the same type")
 
 
 def _rope_on(backend: Backend, rope: RopeConfig, capacity: int, divisors: np.ndarray | None) -> RopeTable:
@@ -127,10 +120,10 @@ def _rope_on(backend: Backend, rope: RopeConfig, capacity: int, divisors: np.nda
     return RopeTable(backend.from_host(table.cos), backend.from_host(table.sin), table.n_rot, table.interleaved)
 
 
-def _new_layer(backend: Backend, memory: LayerMemory, capacity: int, dtype: str) -> LayerStore:
+def _new_layer(backend: Backend, memory: LayerMemory, capacity: int, k_dtype: str, v_dtype: str) -> LayerStore:
     if memory.state:
         return RecurrentLayer(tuple(backend.from_host(np.zeros(shape, np.float32)) for shape in memory.state))
     slots = memory.slots(capacity)
-    layer = backend.kv_layer(memory.num_kv_heads, slots, memory.head_dim, memory.value_dim, dtype)
+    layer = backend.kv_layer(memory.num_kv_heads, slots, memory.head_dim, memory.value_dim, k_dtype, v_dtype)
     layer.ring = slots < capacity
     return layer

@@ -157,11 +157,11 @@ def attention(backend: Backend, shape: Shape, quant_type: QuantType, n_tokens: i
     dtype = quant_type.name.lower()
     start = DEPTH - 1 if n_tokens == 1 else 0
     length, width = start + n_tokens, shape.num_kv_heads * shape.head_dim
-    one = backend.kv_layer(shape.num_kv_heads, length, shape.head_dim, shape.head_dim, dtype)
+    one = backend.kv_layer(shape.num_kv_heads, length, shape.head_dim, shape.head_dim, dtype, dtype)
     n_bytes = one.k.nbytes + one.v.nbytes
     layers = [one]
     while n_tokens == 1 and len(layers) * n_bytes < COLD_BYTES:
-        layers.append(backend.kv_layer(shape.num_kv_heads, length, shape.head_dim, shape.head_dim, dtype))
+        layers.append(backend.kv_layer(shape.num_kv_heads, length, shape.head_dim, shape.head_dim, dtype, dtype))
     rows = _activations(length, width)
     table = RopeTable(np.ones((length, 1), np.float32), np.zeros((length, 1), np.float32), 2, False)
     for layer in layers:
@@ -192,7 +192,7 @@ def norm(backend: Backend, shape: Shape, quant_type: QuantType, n_tokens: int) -
 def rope(backend: Backend, shape: Shape, quant_type: QuantType, n_tokens: int) -> Case:
     """Rotate queries and keys and write the cache."""
     d, dtype = shape.head_dim, quant_type.name.lower()
-    cache = backend.kv_layer(shape.num_kv_heads, n_tokens, d, d, dtype)
+    cache = backend.kv_layer(shape.num_kv_heads, n_tokens, d, d, dtype, dtype)
     angles = np.random.default_rng(0).random((n_tokens, d // 2))
     table = RopeTable(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), d, False)
     q, k, v = (_activations(n_tokens, n * d) for n in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads))

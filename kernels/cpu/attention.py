@@ -9,7 +9,7 @@ block together, so each key and value is read from memory once. The inner loops 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit, prange
@@ -17,7 +17,7 @@ from numba import njit, prange
 from kernels.backend import KVLayer
 from kernels.cpu.addresses import address
 from kernels.cpu.attention_rows import BLOCK, QUERIES, scores_address, softmax_address, values_address
-from kernels.cpu.kv_quant import unit_of
+from kernels.cpu.kv_quant import stored_width, unit_of
 from kernels.cpu.native_call import call_native
 
 CHUNK = 4 * BLOCK
@@ -33,21 +33,33 @@ _HEADS = np.dtype(
 )
 
 
-@lru_cache(maxsize=64)
-def _heads(num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int, dtype: str) -> np.ndarray:
-    k_unit, v_unit = unit_of(head_dim, dtype), unit_of(value_dim, dtype)
-    functions = (
-        *(scores_address(n, k_unit, dtype) for n in (1, QUERIES)),
-        *(softmax_address(n) for n in (1, QUERIES)),
-        *(values_address(n, v_unit, dtype) for n in (1, QUERIES)),
-    )
-    shape = (num_heads, num_heads // num_kv_heads, head_dim, value_dim)
-    return np.array([(*functions, head_dim // k_unit, value_dim // v_unit, *shape)], _HEADS)
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What all calls over one layer share: `heads` of _HEADS, the scale in a cell, keys and values as uint8."""
 
+    heads: np.ndarray
+    scale: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    out_width: int
 
-@lru_cache(maxsize=16)
-def _scale_cell(scale: float) -> np.ndarray:
-    return np.full(1, scale, np.float32)
+    @classmethod
+    def new(cls, cache: KVLayer, q_width: int, num_heads: int, scale: float) -> _Plan:
+        """Raises ValueError where the shapes do not fit."""
+        num_kv_heads = cache.k.shape[0]
+        if num_heads % num_kv_heads or q_width % num_heads:
+            raise ValueError(f"attention of q rows of {q_width}, {num_heads} heads, over a cache {cache.k.shape}")
+        head_dim, value_dim = q_width // num_heads, stored_width(cache.v, cache.v_dtype)
+        k_unit, v_unit = unit_of(head_dim, cache.k_dtype), unit_of(value_dim, cache.v_dtype)
+        functions = (
+            *(scores_address(n, k_unit, cache.k_dtype) for n in (1, QUERIES)),
+            *(softmax_address(n) for n in (1, QUERIES)),
+            *(values_address(n, v_unit, cache.v_dtype) for n in (1, QUERIES)),
+        )
+        shape = (num_heads, num_heads // num_kv_heads, head_dim, value_dim)
+        heads = np.array([(*functions, head_dim // k_unit, value_dim // v_unit, *shape)], _HEADS)
+        views = cache.k.view(np.uint8), cache.v.view(np.uint8)
+        return cls(heads, np.full(1, scale, np.float32), *views, num_heads * value_dim)
 
 
 @njit(nogil=True, cache=True)
@@ -185,23 +197,27 @@ def attention(
     Position p sees cache positions max(0, p - window + 1)..p, or 0..p where window is 0. `sinks` float32 [H] adds
     e^sink to each head's sum of weights. Query rows may lie apart. Raises ValueError where the shapes do not fit.
     """
-    n_tokens, num_kv_heads = q.shape[0], cache.k.shape[0]
+    n_tokens, q_width = q.shape
     n_needed = n_tokens + (max(window, 1) - 1 if cache.ring else start)
-    if num_heads % num_kv_heads or q.shape[1] % num_heads or n_needed > cache.k.shape[1] or (cache.ring and not window):
+    if n_needed > cache.k.shape[1] or (cache.ring and not window):
         raise ValueError(f"attention of q {q.shape}, {num_heads} heads at {start}, over a cache {cache.k.shape}")
-    head_dim, k, v = q.shape[1] // num_heads, cache.k.view(np.uint8), cache.v.view(np.uint8)
-    value_dim = cache.v.shape[2] // 34 * 32 if cache.dtype == "q8_0" else cache.v.shape[2]
+    key = ("attention", q_width, num_heads, scale)
+    plan = cache.plans.get(key)
+    if plan is None:
+        plan = cache.plans[key] = _Plan.new(cache, q_width, num_heads, scale)
     first_position = max(0, start - window + 1) // CHUNK * CHUNK if window > 0 else 0
     n_chunks = -(-(start + 1 - first_position) // CHUNK) if n_tokens == 1 else 1
-    n_tiles = 1 if n_tokens == 1 else -(-n_tokens * (num_heads // num_kv_heads) // ITEM_ROWS)
-    parts = np.empty((n_chunks, n_tokens, num_heads * value_dim), np.float32)
+    n_tiles = 1 if n_tokens == 1 else -(-n_tokens * (num_heads // cache.k.shape[0]) // ITEM_ROWS)
+    parts = np.empty((n_chunks, n_tokens, plan.out_width), np.float32)
     states = np.empty((n_chunks, n_tokens, num_heads, 3), np.float32)
-    heads = _heads(num_heads, num_kv_heads, head_dim, value_dim, cache.dtype)
     sinks = _NO_SINKS if sinks is None else sinks
-    q = np.ascontiguousarray(q)
-    _attend(heads, q, start, window, _scale_cell(scale), k, v, sinks, n_tiles, first_position, parts, states)
+    if not q.flags.c_contiguous:
+        q = np.ascontiguousarray(q)
+    _attend(
+        plan.heads, q, start, window, plan.scale, plan.k, plan.v, sinks, n_tiles, first_position, parts, states
+    )
     if n_chunks == 1:
         return parts[0]
-    out = np.empty((1, num_heads * value_dim), np.float32)
-    _merge(parts.reshape(n_chunks, num_heads, value_dim), states[:, 0], out.reshape(num_heads, value_dim))
+    out = np.empty((1, plan.out_width), np.float32)
+    _merge(parts.reshape(n_chunks, num_heads, -1), states[:, 0], out.reshape(num_heads, -1))
     return out

@@ -112,8 +112,10 @@ class CpuBackend:
             )
         return Weight(data.reshape(n_rows, -1), quant_type, n_rows, n_cols)
 
-    def kv_layer(self, num_kv_heads: int, capacity: int, head_dim: int, value_dim: int, dtype: str) -> KVLayer:
-        return kv_quant.new_kv_layer(num_kv_heads, capacity, head_dim, value_dim, dtype)
+    def kv_layer(
+        self, num_kv_heads: int, capacity: int, head_dim: int, value_dim: int, k_dtype: str, v_dtype: str
+    ) -> KVLayer:
+        return kv_quant.new_kv_layer(num_kv_heads, capacity, head_dim, value_dim, k_dtype, v_dtype)
 
     def embed(self, table: Weight, token_ids: np.ndarray) -> Array:
         return embed_ops.embed(table, token_ids)

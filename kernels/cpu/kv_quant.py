@@ -37,15 +37,22 @@ def unit_bytes(unit: int, dtype: str) -> int:
     return {"f32": 4 * unit, "f16": 2 * unit, "q8_0": _Q8_0_BYTES}[dtype]
 
 
-def new_kv_layer(num_kv_heads: int, capacity: int, head_dim: int, value_dim: int, dtype: str) -> KVLayer:
+def new_kv_layer(
+    num_kv_heads: int, capacity: int, head_dim: int, value_dim: int, k_dtype: str, v_dtype: str
+) -> KVLayer:
     """Zeroed cache of one layer. Raises ValueError for a dtype or width that the attention kernels do not read."""
 
-    def storage(width: int) -> np.ndarray:
+    def storage(width: int, dtype: str) -> np.ndarray:
         n_bytes = width // unit_of(width, dtype) * unit_bytes(unit_of(width, dtype), dtype)
         element = {"f32": np.float32, "f16": np.float16, "q8_0": np.uint8}[dtype]
         return np.zeros((num_kv_heads, capacity, n_bytes // np.dtype(element).itemsize), element)
 
-    return KVLayer(storage(head_dim), storage(value_dim), dtype)
+    return KVLayer(storage(head_dim, k_dtype), storage(value_dim, v_dtype), k_dtype, v_dtype)
+
+
+def stored_width(stored: np.ndarray, dtype: str) -> int:
+    """Components of one head's row of `stored` [G, capacity, ..]."""
+    return stored.shape[2] // _Q8_0_BYTES * _Q8_0_WEIGHTS if dtype == "q8_0" else int(stored.shape[2])
 
 
 def load_unit(e: Emitter, address: Any, unit: int, dtype: str) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numba import njit, prange
@@ -22,11 +22,14 @@ _HEADS = np.dtype(
 )
 
 
-@lru_cache(maxsize=64)
-def _heads(head_dim: int, value_dim: int, dtype: str, n_rot: int, interleaved: bool) -> np.ndarray:
-    k_unit, v_unit = unit_of(head_dim, dtype), unit_of(value_dim, dtype)
-    stores = store_address(k_unit, dtype), store_address(v_unit, dtype)
-    return np.array([(head_dim, value_dim, k_unit, v_unit, *stores, n_rot, interleaved)], _HEADS)
+def _new_plan(cache: KVLayer, k_width: int, v_width: int, rope: RopeTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(heads of _HEADS, keys and values of `cache` as uint8): what all calls over one layer share."""
+    num_kv_heads = cache.k.shape[0]
+    head_dim, value_dim = k_width // num_kv_heads, v_width // num_kv_heads
+    k_unit, v_unit = unit_of(head_dim, cache.k_dtype), unit_of(value_dim, cache.v_dtype)
+    stores = store_address(k_unit, cache.k_dtype), store_address(v_unit, cache.v_dtype)
+    heads = np.array([(head_dim, value_dim, k_unit, v_unit, *stores, rope.n_rot, rope.interleaved)], _HEADS)
+    return heads, cache.k.view(np.uint8), cache.v.view(np.uint8)
 
 
 @njit(nogil=True, cache=True)
@@ -84,16 +87,19 @@ def rope_write(q: np.ndarray, k: np.ndarray, v: np.ndarray, rope: RopeTable, sta
 
     Rows may lie apart, each row itself is contiguous. Raises ValueError past the end of the table or the cache.
     """
-    n_tokens, (num_kv_heads, capacity, _) = q.shape[0], cache.k.shape
+    n_tokens, capacity = q.shape[0], cache.k.shape[1]
     if start + n_tokens > rope.cos.shape[0] or (0 if cache.ring else start) + n_tokens > capacity:
         raise ValueError(
             f"positions up to {start + n_tokens} in a KV cache of {capacity}, rope table of {rope.cos.shape[0]}"
         )
-    widths = k.shape[1] // num_kv_heads, v.shape[1] // num_kv_heads
-    heads = _heads(*widths, cache.dtype, rope.n_rot, rope.interleaved)
-    places = (heads, rope.cos, rope.sin, cache.k.view(np.uint8), cache.v.view(np.uint8))
+    key: tuple[Any, ...] = ("rope_write", k.shape[1], v.shape[1], rope.n_rot, rope.interleaved)
+    plan = cache.plans.get(key)
+    if plan is None:
+        plan = cache.plans[key] = _new_plan(cache, k.shape[1], v.shape[1], rope)
+    heads, cache_k, cache_v = plan
     if n_tokens == 1:
-        _one_token(q, k, v, start, *places)
+        _one_token(q, k, v, start, heads, rope.cos, rope.sin, cache_k, cache_v)
         return
+    places = (heads, rope.cos, rope.sin, cache_k, cache_v)
     rows = (q.ctypes.data, k.ctypes.data, v.ctypes.data)
     _tokens(n_tokens, q.shape[1], rows, (q.strides[0], k.strides[0], v.strides[0]), start, *places)

@@ -81,7 +81,7 @@ def _attention(backend: CpuBackend, n_tokens: int) -> None:
     heads, ones = _WIDTH // _HEAD_DIM, np.ones(_HEAD_DIM, np.float32)
     turns = np.ones((n_tokens, _HEAD_DIM // 2), np.float32)
     rope = RopeTable(turns, turns, _HEAD_DIM, False)
-    cache = backend.kv_layer(heads, n_tokens, _HEAD_DIM, _HEAD_DIM, "f16")  # other types cost no numba compilation
+    cache = backend.kv_layer(heads, n_tokens, _HEAD_DIM, _HEAD_DIM, "f16", "f16")  # other types cost no numba compilation
     qkv = np.zeros((n_tokens, 3 * _WIDTH), np.float32)
     q, k, v = (qkv[:, i * _WIDTH : (i + 1) * _WIDTH] for i in range(3))
     backend.head_norm(q, ones, 1e-5)

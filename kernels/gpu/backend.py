@@ -92,9 +92,12 @@ class GpuBackend:
         held = self.from_host(data) if isinstance(data, np.ndarray) else data
         return Weight(held.reshape(n_rows, -1), quant_type, n_rows, n_cols)
 
-    def kv_layer(self, num_kv_heads: int, capacity: int, head_dim: int, value_dim: int, dtype: str) -> KVLayer:
-        k, v = (kv.new_storage(num_kv_heads, capacity, w, dtype, self.torch_device) for w in (head_dim, value_dim))
-        return KVLayer(k, v, dtype)
+    def kv_layer(
+        self, num_kv_heads: int, capacity: int, head_dim: int, value_dim: int, k_dtype: str, v_dtype: str
+    ) -> KVLayer:
+        rows = ((head_dim, k_dtype), (value_dim, v_dtype))
+        k, v = (kv.new_storage(num_kv_heads, capacity, width, dtype, self.torch_device) for width, dtype in rows)
+        return KVLayer(k, v, k_dtype, v_dtype)
 
     def embed(self, table: Weight, token_ids: np.ndarray) -> torch.Tensor:
         if token_ids.size and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < table.n_rows:

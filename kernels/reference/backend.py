@@ -53,9 +53,11 @@ class ReferenceBackend:
             raise ValueError(f"{quant_type.name} [{n_rows}, {n_cols}] takes {size} uint8, got {data.size} {data.dtype}")
         return Weight(data.reshape(n_rows, -1), quant_type, n_rows, n_cols)
 
-    def kv_layer(self, num_kv_heads: int, capacity: int, head_dim: int, value_dim: int, dtype: str) -> KVLayer:
-        k = new_kv_ref(num_kv_heads, capacity, head_dim, dtype)
-        return KVLayer(k, new_kv_ref(num_kv_heads, capacity, value_dim, dtype), dtype)
+    def kv_layer(
+        self, num_kv_heads: int, capacity: int, head_dim: int, value_dim: int, k_dtype: str, v_dtype: str
+    ) -> KVLayer:
+        k = new_kv_ref(num_kv_heads, capacity, head_dim, k_dtype)
+        return KVLayer(k, new_kv_ref(num_kv_heads, capacity, value_dim, v_dtype), k_dtype, v_dtype)
 
     def embed(self, table: Weight, token_ids: np.ndarray) -> Array:
         return embed_ref(table, token_ids)

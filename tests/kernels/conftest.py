@@ -22,7 +22,7 @@ def compiled() -> None:
     turns = np.ones((12, width // 2), np.float32)
     for n_tokens in (1, 12):
         rows = np.zeros((n_tokens, heads * width), np.float32)
-        cache = backend.kv_layer(heads, n_tokens, width, width, "f32")
+        cache = backend.kv_layer(heads, n_tokens, width, width, "f32", "f32")
         backend.rope_write(rows, rows.copy(), rows.copy(), RopeTable(turns, turns, width, False), 0, cache)
         backend.attention(rows, cache, 0, heads, 1.0)
 

@@ -13,10 +13,12 @@ from kernels.reference.attention import attention_ref, kv_write_ref
 from tests.tolerances import ATTENTION_RELATIVE
 
 
-def filled_cache(num_kv_heads: int, length: int, head_dim: int, value_dim: int, dtype: str) -> KVLayer:
+def filled_cache(
+    num_kv_heads: int, length: int, head_dim: int, value_dim: int, dtype: str, v_dtype: str | None = None
+) -> KVLayer:
     """A cache with `length` random positions; those after it hold NaN (or blocks with a NaN scale)."""
     rng = np.random.default_rng(length)
-    cache = new_kv_layer(num_kv_heads, length + 70, head_dim, value_dim, dtype)
+    cache = new_kv_layer(num_kv_heads, length + 70, head_dim, value_dim, dtype, v_dtype or dtype)
     cache.k.view(np.uint8)[:] = 0xFF
     cache.v.view(np.uint8)[:] = 0xFF
     for stored, width in ((cache.k, head_dim), (cache.v, value_dim)):
@@ -46,6 +48,15 @@ def test_one_token_and_many(dtype: str, head_dim: int, value_dim: int, ratio: in
     for n_tokens, start in ((1, 0), (1, 1), (1, 62), (1, 63), (1, 511), (5, 0), (33, 31), (70, 0)):
         cache = filled_cache(2, start + n_tokens, head_dim, value_dim, dtype)
         check(cache, queries(n_tokens, 2 * ratio * head_dim), start, 2 * ratio)
+
+
+@pytest.mark.parametrize("k_dtype", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("v_dtype", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("ratio", [1, 4])
+def test_keys_and_values_of_two_types(k_dtype: str, v_dtype: str, ratio: int, nan_poison: None) -> None:
+    for n_tokens, start in ((1, 300), (7, 70)):
+        cache = filled_cache(2, start + n_tokens, 64, 96, k_dtype, v_dtype)
+        check(cache, queries(n_tokens, 2 * ratio * 64), start, 2 * ratio)
 
 
 @pytest.mark.parametrize("window", [1, 50, 64, 300])

@@ -34,17 +34,18 @@ def test_rotation_is_the_reference(interleaved: bool, head_dim: int, n_rot: int,
     q, k, v = fused_rows(n_tokens, head_dim, head_dim)
     table = rope_table(n_rot, interleaved)
     expected = rope_ref(q, table, start, head_dim), rope_ref(k, table, start, head_dim)
-    rope_write(q, k, v, table, start, new_kv_layer(G, 520, head_dim, head_dim, "f32"))
+    rope_write(q, k, v, table, start, new_kv_layer(G, 520, head_dim, head_dim, "f32", "f32"))
     for found, wanted in zip((q, k), expected, strict=True):
         assert np.abs(found - wanted).max() < FLOAT32_ROW_RELATIVE * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("k_dtype", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("v_dtype", ["f32", "f16", "q8_0"])
 @pytest.mark.parametrize("n_tokens", [1, 9])
-def test_cache_holds_the_rotated_keys_and_the_values(dtype: str, n_tokens: int) -> None:
+def test_cache_holds_the_rotated_keys_and_the_values(k_dtype: str, v_dtype: str, n_tokens: int) -> None:
     head_dim, value_dim, start = 64, 32, 5
     q, k, v = fused_rows(n_tokens, head_dim, value_dim)
-    cache = new_kv_layer(G, 20, head_dim, value_dim, dtype)
+    cache = new_kv_layer(G, 20, head_dim, value_dim, k_dtype, v_dtype)
     cache.k.view(np.uint8)[:] = 0xA5
     rope_write(q, k, v, rope_table(head_dim, False), start, cache)
     for stored, rows in ((cache.k, k), (cache.v, v)):
@@ -58,7 +59,7 @@ def test_cache_holds_the_rotated_keys_and_the_values(dtype: str, n_tokens: int) 
 def test_values_beyond_half_floats_become_infinite() -> None:
     q, k, v = fused_rows(1, 8, 8)
     v[:] = 7e4
-    cache = new_kv_layer(G, 2, 8, 8, "f16")
+    cache = new_kv_layer(G, 2, 8, 8, "f16", "f16")
     rope_write(q, k, v, rope_table(8, False), 0, cache)
     assert np.isinf(kv_read_ref(cache.v, 1)).all()
 
@@ -66,12 +67,12 @@ def test_values_beyond_half_floats_become_infinite() -> None:
 def test_positions_past_the_end_are_refused() -> None:
     q, k, v = fused_rows(3, 8, 8)
     with pytest.raises(ValueError, match="positions up to 5"):
-        rope_write(q, k, v, rope_table(8, False), 2, new_kv_layer(G, 4, 8, 8, "f32"))
+        rope_write(q, k, v, rope_table(8, False), 2, new_kv_layer(G, 4, 8, 8, "f32", "f32"))
     with pytest.raises(ValueError, match="rope table of 4"):
-        rope_write(q, k, v, rope_table(8, False, 4), 2, new_kv_layer(G, 9, 8, 8, "f32"))
+        rope_write(q, k, v, rope_table(8, False, 4), 2, new_kv_layer(G, 9, 8, 8, "f32", "f32"))
 
 
 @pytest.mark.parametrize(("width", "dtype", "what"), [(12, "f16", "8"), (40, "q8_0", "32"), (64, "q4_0", "f32, f16")])
 def test_cache_types_and_widths_without_a_kernel_are_refused(width: int, dtype: str, what: str) -> None:
     with pytest.raises(ValueError, match=what):
-        new_kv_layer(G, 4, width, width, dtype)
+        new_kv_layer(G, 4, width, width, dtype, dtype)

@@ -110,6 +110,33 @@ def test_a_sink_takes_weight_and_has_no_value(n_tokens: int, start: int) -> None
     assert np.abs(found - expected).max() < ATTENTION_RELATIVE * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize(("n_tokens", "start", "window"), [(1, 200, 70), (1, 700, 128), (9, 300, 60), (65, 1000, 64)])
+def test_a_ring_gives_what_the_whole_cache_gives(
+    dtype: str, n_tokens: int, start: int, window: int, nan_poison: None
+) -> None:
+    whole, slots = filled_cache(2, start + n_tokens, 64, 64, dtype), 128 if n_tokens + window <= 129 else 192
+    ring = new_kv_layer(2, slots, 64, 64, dtype)
+    ring.ring = True
+    places = np.arange(start + n_tokens - slots, start + n_tokens)
+    for stored, kept in ((ring.k, whole.k), (ring.v, whole.v)):
+        stored[:, places % slots] = kept[:, places]
+    q, sinks = queries(n_tokens, 8 * 64), np.arange(8, dtype=np.float32) - 4
+    found = attention(q, ring, start, 8, 0.17, window, sinks)
+    np.testing.assert_array_equal(found, attention(q, whole, start, 8, 0.17, window, sinks))
+    expected = attention_ref(q, ring, start, 8, 0.17, window, sinks)
+    assert np.abs(found - expected).max() < ATTENTION_RELATIVE * np.abs(expected).max()
+
+
+def test_a_ring_without_room_for_the_window_is_refused() -> None:
+    ring = new_kv_layer(2, 64, 32, 32, "f16")
+    ring.ring = True
+    for n_tokens, window in ((1, 65), (2, 64), (1, 0)):
+        for refuse in (attention, attention_ref):
+            with pytest.raises(ValueError, match=r"cache|ring of 64"):
+                refuse(queries(n_tokens, 64), ring, 500, 2, 0.17, window)
+
+
 def test_a_nan_key_is_seen_in_the_result() -> None:
     cache = filled_cache(1, 10, 32, 32, "f16")
     cache.k[0, 4, 7] = np.nan

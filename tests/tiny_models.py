@@ -233,12 +233,12 @@ def write_gguf(
 ) -> Path:
     """The model as one stock GGUF file in F32. `metadata` adds or replaces u32, f32, bool, str and array keys.
 
-    `expanded`: latent attention in the older layout, with attn_kv_b whole.
+    `expanded`: the older layout, with attn_kv_b whole (latent attention), or ssm_in (`qwen3next`).
     """
     architecture = family.split("_")[0]
     writer = gguf.GGUFWriter(path, architecture)
     keys = {**_metadata(model.config, architecture), **(metadata or {})}
-    if expanded:
+    if expanded and architecture == "deepseek2":
         keys = {key: value for key, value in keys.items() if not key.endswith("_mla")} | expanded_heads(model.config)
     for key, value in keys.items():
         _add(writer, key, value)

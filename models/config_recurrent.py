@@ -64,7 +64,9 @@ def read_delta_net(values: dict[str, Any], where: str) -> DeltaNetConfig:
 
 def _recurrent_layers(values: dict[str, Any], where: str) -> tuple[bool, ...]:
     """Stated layer by layer, or all but every `full_attention_interval`-th."""
-    n, stated, interval = values["num_layers"], values["recurrent_layers"], values["full_attention_interval"]
+    n: int = values["num_layers"]
+    interval: int = values["full_attention_interval"]
+    stated: bool | tuple[bool, ...] = values["recurrent_layers"]
     if stated == ():
         if interval < 1:
             raise GGUFError(f"{where}: full_attention_interval is {interval}; it must be above 0")

@@ -1,8 +1,8 @@
 """`KVCache`: what a sequence leaves behind in every layer, with a capacity that is fixed when it is made.
 
 Everything is allocated at once, so a run that starts has room for its whole context. Rolling back is setting `length`,
-as far as that goes: a window layer keeps a ring of positions, a recurrent layer only its newest state, so ask
-`rewindable` first.
+as far as that goes: a window layer keeps a ring of positions, a recurrent layer only its newest state and a copy of the
+one that `keep` was called for, so ask `rewindable` first.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ __all__ = ["STORED_AS", "KVCache", "LayerStore", "RecurrentLayer"]
 
 @dataclass(slots=True)
 class RecurrentLayer:
-    """float32 arrays on the backend's device, in the order of `LayerMemory.state`, that each token overwrites."""
+    """float32 arrays on the backend's device, in the order of `LayerMemory.state`, that each token overwrites; `kept`
+    are copies of them at an earlier position.
+    """
 
     arrays: tuple[Array, ...]
+    kept: tuple[Array, ...]
 
 
 LayerStore = KVLayer | RecurrentLayer
@@ -54,12 +57,15 @@ class KVCache:
         self.length = 0
         self._memory = config.layer_memory
         self._reach = 0  # positions that were written since the cache was last empty, by failed calls too
+        self._state_at = 0  # positions that the recurrent states have seen; where a call has failed, those of that call
+        self._kept_length = 0  # where their copies were made
         self.rope = _rope_on(backend, config.rope, capacity, rope_freqs)
         own = config.rope_window
         window_rope = self.rope if own is None else _rope_on(backend, own, capacity, None)
         self.ropes = [window_rope if memory.window else self.rope for memory in self._memory]
         types = k_dtype, v_dtype
         self.layers: list[LayerStore] = [_new_layer(backend, memory, capacity, *types) for memory in self._memory]
+        self._recurrent = [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
 
     def begin(self, n_tokens: int) -> None:
         """Positions length .. length + n_tokens - 1 are about to be written. Raises ValueError where there is no room,
@@ -69,17 +75,16 @@ class KVCache:
             raise ValueError(f"{self.length} + {n_tokens} tokens in a KV cache of {self.capacity}")
         if self.rewindable(self.length) != self.length:
             raise ValueError(f"a failed call has overwritten what position {self.length} needs; truncate first")
+        self._ready_states()
         if self.length == 0:
-            self._reach = 0
-            for layer in self.layers:
-                if isinstance(layer, RecurrentLayer):
-                    for array in layer.arrays:
-                        array[:] = 0
-        self._reach = max(self._reach, self.length + n_tokens)
+            self._reach = self._kept_length = 0
+        self._state_at = self.length + n_tokens
+        self._reach = max(self._reach, self._state_at)
 
     def rewindable(self, length: int) -> int:
         """The longest prefix of at most `length` positions that `truncate` can go back to."""
-        return length if all(self._reaches(memory, length) for memory in self._memory) else 0
+        prefixes = (length, self._kept_length) if self._kept_length < length else (length,)
+        return next((n for n in prefixes if all(self._reaches(memory, n) for memory in self._memory)), 0)
 
     def truncate(self, length: int) -> None:
         """Forget the positions from `length` on. Raises ValueError for a length that is not in 0..self.length, and for
@@ -91,11 +96,33 @@ class KVCache:
             raise ValueError(f"truncate to {length}: not all layers can go back to there")
         self.length = length
 
+    @property
+    def has_states(self) -> bool:
+        """Whether there are layers that can only go back to where `keep` was called."""
+        return bool(self._recurrent)
+
+    def keep(self) -> None:
+        """Copy the recurrent states as they are now, so that `truncate` can come back to this length. There is one
+        copy, the newest. Nothing to do where there are no such states.
+        """
+        if self._state_at == self.length:
+            for layer in self._recurrent:
+                for array, kept in zip(layer.arrays, layer.kept, strict=True):
+                    kept[:] = array
+            self._kept_length = self.length
+
+    def _ready_states(self) -> None:
+        """Make the recurrent states those of `length`: of nothing, as they stand, or from their copies."""
+        if self.length in (0, self._kept_length) and self.length != self._state_at:
+            for layer in self._recurrent:
+                for array, kept in zip(layer.arrays, layer.kept, strict=True):
+                    array[:] = kept if self.length else 0
+
     def _reaches(self, memory: LayerMemory, length: int) -> bool:
         """Whether all that a token at position `length` needs of this layer is still there."""
         if length == 0:
             return True
-        if memory.state and self._reach != length:
+        if memory.state and length not in (self._state_at, self._kept_length):
             return False
         oldest = max(0, length - memory.window + 1) if memory.window else 0
         return oldest + memory.slots(self.capacity) >= self._reach
@@ -122,7 +149,8 @@ def _rope_on(backend: Backend, rope: RopeConfig, capacity: int, divisors: np.nda
 
 def _new_layer(backend: Backend, memory: LayerMemory, capacity: int, k_dtype: str, v_dtype: str) -> LayerStore:
     if memory.state:
-        return RecurrentLayer(tuple(backend.from_host(np.zeros(shape, np.float32)) for shape in memory.state))
+        state, kept = (tuple(backend.from_host(np.zeros(n, np.float32)) for n in memory.state) for _ in range(2))
+        return RecurrentLayer(state, kept)
     slots = memory.slots(capacity)
     layer = backend.kv_layer(memory.num_kv_heads, slots, memory.head_dim, memory.value_dim, k_dtype, v_dtype)
     layer.ring = slots < capacity

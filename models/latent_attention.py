@@ -127,9 +127,9 @@ def _expansions(source: WeightSource, blk: str, heads: int, latent: LatentConfig
     for h in range(heads):
         first = h * (nope + width)
         # Transposing crosses the blocks of quantised rows, so this part is kept as plain numbers.
-        transposed = np.ascontiguousarray(dequantize_weight(rows_of(backend, kv_b, first, first + nope)).T)
+        transposed = np.ascontiguousarray(dequantize_weight(rows_of(kv_b, first, first + nope)).T)
         k_b.append(backend.weight(transposed.view(np.uint8).reshape(-1), QuantType.F32, rank, nope))
-        v_b.append(rows_of(backend, kv_b, first + nope, first + nope + width))
+        v_b.append(rows_of(kv_b, first + nope, first + nope + width))
     return k_b, v_b
 
 

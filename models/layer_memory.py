@@ -47,8 +47,10 @@ class LayerMemory:
         return self.num_kv_heads * (_row_bytes(k_dtype, self.head_dim) + _row_bytes(v_dtype, self.value_dim))
 
     def n_bytes(self, capacity: int, k_dtype: str, v_dtype: str) -> int:
-        """Bytes of all that the layer keeps. Raises UsageError as `bytes_per_position`."""
-        state_bytes = 4 * sum(math.prod(shape) for shape in self.state)
+        """Bytes of all that the layer keeps, a state twice: as it is and as it was at an earlier position. Raises
+        UsageError as `bytes_per_position`.
+        """
+        state_bytes = 2 * 4 * sum(math.prod(shape) for shape in self.state)
         return self.slots(capacity) * self.bytes_per_position(k_dtype, v_dtype) + state_bytes
 
 

@@ -7,7 +7,7 @@ Attributes are named after GGUF tensors. Parts hold weights and no state: what a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class Attention:
     qkv_bias: Array | None = None
     output_bias: Array | None = None
     attn_sinks: Array | None = None
-    output_gate: Weight | None = None  # what attn_q holds behind the queries of each head, where a gate is on the output
+    output_gate: Weight | None = None  # what attn_q holds behind each head's queries, where there is one
 
     @classmethod
     def read(
@@ -163,9 +163,12 @@ class DenseFFN:
 
 
 class SelfAttention(Protocol):
-    """The first half of a block: `Attention` or `models.latent_attention.LatentAttention`."""
+    """The first half of a block: `Attention`, `models.latent_attention.LatentAttention`, or what stands in its place.
 
-    def __call__(self, backend: Backend, x: Array, kv: KVLayer, rope: RopeTable, start: int) -> Array: ...
+    `kept` is the layer's part of the `KVCache`: a KVLayer, or a RecurrentLayer where that is what the kind keeps.
+    """
+
+    def __call__(self, backend: Backend, x: Array, kept: Any, rope: RopeTable, start: int, /) -> Array: ...
 
 
 class FeedForward(Protocol):
@@ -183,10 +186,10 @@ class Block:
     residual_scale: float = 1.0  # on what each half adds
 
     def __call__(
-        self, backend: Backend, x: Array, kv: KVLayer, rope: RopeTable, start: int, provider: ExpertProvider
+        self, backend: Backend, x: Array, kept: Any, rope: RopeTable, start: int, provider: ExpertProvider
     ) -> Array:
-        """The stream [T, D] after this layer; writes keys and values into `kv`."""
-        added = self.attn(backend, x, kv, rope, start)
+        """The stream [T, D] after this layer; what it leaves behind goes into `kept`."""
+        added = self.attn(backend, x, kept, rope, start)
         x = x + (added if self.residual_scale == 1.0 else added * self.residual_scale)
         added = self.ffn(backend, x, provider)
         return x + (added if self.residual_scale == 1.0 else added * self.residual_scale)

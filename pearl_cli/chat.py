@@ -21,6 +21,8 @@ from pearl_cli.session import Session
 from pearl_cli.terminal import Progress
 from pearl_cli.text_stream import TextStream
 
+_REPEATS_WORTH_SAYING = 32  # tokens; fewer are done before the line is read
+
 
 @dataclass(frozen=True, slots=True)
 class ReplyStats:
@@ -29,6 +31,7 @@ class ReplyStats:
     finish_reason: str
     prompt_tokens: int
     reused_tokens: int
+    repeated_tokens: int
     prompt_ms: float
     tokens: int
     decode_ms: float
@@ -42,8 +45,9 @@ class ReplyStats:
         """One line for a person."""
         new = self.prompt_tokens - self.reused_tokens
         stall = self.decode.stall_ms / max(self.tokens, 1)
+        again = f" ({self.repeated_tokens} of them again)" if self.repeated_tokens else ""
         return (
-            f"[ prompt {new} tokens in {self.prompt_ms / 1e3:.2f} s | {self.tokens} tokens at "
+            f"[ prompt {new} tokens{again} in {self.prompt_ms / 1e3:.2f} s | {self.tokens} tokens at "
             f"{self.tokens_per_second:.1f} t/s | experts in memory {100 * self.decode.hit_rate:.0f} % | "
             f"waited {stall:.1f} ms a token ]"
         )
@@ -70,6 +74,7 @@ class Chat:
         self._stop_strings = list(stop_strings)
         self._template_variables = dict(template_variables or {})
         self._warned = False
+        self._said_repeats = False
         self._marked: str | None = None
         self._replies = 0
 
@@ -85,7 +90,7 @@ class Chat:
     def _answer(self) -> ReplyStats:
         reply = ""
         try:
-            prompt_ids = self._prompt_ids()
+            prompt_ids, settled = self._prompt_ids()
             stream = TextStream(self.session.tokenizer, self._stop_strings)
             with Interrupt() as interrupt:
                 generation = self.session.engine.generate(
@@ -95,6 +100,7 @@ class Chat:
                     self.session.tokenizer.stop_ids,
                     Progress(self.session.terminal, "reading the prompt", min_seconds=1.0),
                     interrupt.is_set,
+                    settled,
                 )
                 started, count, decode = time.perf_counter(), 0, TokenStats()
                 for step in generation:
@@ -108,6 +114,7 @@ class Chat:
             self.conversation.answer(reply)
         elapsed_ms = (time.perf_counter() - started) * 1e3 - generation.prompt_ms
         self._mark()
+        self._say_repeats(generation.repeated_tokens)
         self.last = _stats(generation, stream.stopped, count, elapsed_ms, decode)
         return self.last
 
@@ -118,16 +125,32 @@ class Chat:
             self.session.terminal.note(mark)
         self._marked = mark
 
+    def _say_repeats(self, n_tokens: int) -> None:
+        """Say once why the prompt takes longer than its new part."""
+        if n_tokens >= _REPEATS_WORTH_SAYING and not self._said_repeats:
+            self.session.terminal.note(
+                f"{n_tokens} tokens of the conversation were computed again: this model's memory of it cannot go back "
+                "to where the new prompt departs from the old one"
+            )
+            self._said_repeats = True
+
     def _show(self, text: str) -> str:
         self.session.terminal.reply(text)
         return text
 
-    def _prompt_ids(self) -> list[int]:
+    def _prompt_ids(self) -> tuple[list[int], int]:
+        """The prompt, and how many of its tokens the next one will begin with whatever the reply is."""
         messages, warning = self._template.prepare(self.conversation.messages())
         if warning and not self._warned:
             self.session.terminal.warn(warning)
             self._warned = True
-        return self._template.encode(self.session.tokenizer, messages, **self._template_variables)
+        tokenizer, variables = self.session.tokenizer, self._template_variables
+        ids = self._template.encode(tokenizer, messages, **variables)
+        if not self.session.engine.cache.has_states:
+            return ids, 0
+        settled = self._template.encode(tokenizer, messages, add_generation_prompt=False, **variables)
+        differs = (i for i, pair in enumerate(zip(ids, settled, strict=False)) if pair[0] != pair[1])
+        return ids, next(differs, min(len(ids), len(settled)))
 
     def _sampler(self) -> Sampler:
         """A sampler for one reply. A fixed seed gives one conversation, yet each reply its own stream."""
@@ -142,6 +165,7 @@ def _stats(generation: Generation, stopped: bool, count: int, elapsed_ms: float,
         finish_reason="stop" if stopped else generation.finish_reason,
         prompt_tokens=generation.prompt_tokens,
         reused_tokens=generation.reused_tokens,
+        repeated_tokens=generation.repeated_tokens,
         prompt_ms=generation.prompt_ms,
         tokens=count,
         decode_ms=elapsed_ms,

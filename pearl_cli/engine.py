@@ -48,7 +48,8 @@ class Generation:
     """An iterator of `Step`. finish_reason, when it has ended: "stop" (a stop id, which is not yielded), "length" or
     "cancelled".
 
-    reused_tokens of the prompt were still in the cache; prompt_ms and prompt_stats cover the others.
+    reused_tokens of the prompt were still in the cache; prompt_ms and prompt_stats cover the others. repeated_tokens of
+    those had been computed before, but the model's state could not go back to behind them.
     """
 
     def __init__(self, steps: Callable[[Generation], Iterator[Step]]) -> None:
@@ -56,6 +57,7 @@ class Generation:
         self.stop_id: int | None = None
         self.prompt_tokens = 0
         self.reused_tokens = 0
+        self.repeated_tokens = 0
         self.prompt_ms = 0.0
         self.prompt_stats = TokenStats()
         self._steps = steps(self)
@@ -98,12 +100,14 @@ class Engine:
         token_ids: Sequence[int],
         progress: Callable[[int, int], None] | None = None,
         cancelled: Cancelled | None = None,
+        keep_at: int = 0,
     ) -> np.ndarray:
         """Make the sequence equal to `token_ids` and return float32 logits [V] of the next token.
 
         The longest common prefix with what is there is reused, but the last token is always computed. progress(done,
-        total) counts tokens of the new part. Raises UsageError when the prompt is empty or too long, CallCancelled
-        between layers; the tokens done stay.
+        total) counts tokens of the new part. keep_at: prompt tokens that a later prompt will begin with too; a model
+        with recurrent states remembers them there. Raises UsageError when the prompt is empty or too long,
+        CallCancelled between layers; the tokens done stay.
         """
         if not token_ids:
             raise UsageError("the prompt holds no token; give some text")
@@ -114,12 +118,13 @@ class Engine:
         self.truncate(start)
         total = len(token_ids) - start
         logits: np.ndarray | None = None
-        for first in range(start, len(token_ids), self.chunk_tokens):
-            chunk = token_ids[first : first + self.chunk_tokens]
-            is_last = first + len(chunk) == len(token_ids)
-            logits = self._forward(chunk, "prefill", "last" if is_last else "none", cancelled)
+        for first, stop in self._chunks(start, len(token_ids), keep_at):
+            wanted = "last" if stop == len(token_ids) else "none"
+            logits = self._forward(token_ids[first:stop], "prefill", wanted, cancelled)
+            if stop == keep_at:
+                self.cache.keep()
             if progress is not None:
-                progress(first + len(chunk) - start, total)
+                progress(stop - start, total)
         if logits is None:
             raise ValueError("the model gave no logits")
         return logits
@@ -140,25 +145,30 @@ class Engine:
         stop_ids: AbstractSet[int] = frozenset(),
         progress: Callable[[int, int], None] | None = None,
         cancelled: Cancelled | None = None,
+        keep_at: int = 0,
     ) -> Generation:
         """Continue `prompt_ids`: at most `max_tokens` (-1: until a stop id or the end of the context). Nothing runs
-        before the first step is asked for. `cancelled` is polled between tokens and layers and ends the generation."""
+        before the first step is asked for. `cancelled` is polled between tokens and layers and ends the generation;
+        keep_at: see `prefill`."""
+
+        def prefill(generation: Generation) -> np.ndarray:
+            return self._timed_prefill(generation, prompt_ids, progress, cancelled, keep_at)
+
         return Generation(
-            lambda generation: self._steps(generation, prompt_ids, sampler, max_tokens, stop_ids, progress, cancelled)
+            lambda generation: self._steps(generation, prefill, sampler, max_tokens, stop_ids, cancelled)
         )
 
     def _steps(
         self,
         generation: Generation,
-        prompt_ids: Sequence[int],
+        prefill: Callable[[Generation], np.ndarray],
         sampler: SamplerLike,
         max_tokens: int,
         stop_ids: AbstractSet[int],
-        progress: Callable[[int, int], None] | None,
         cancelled: Cancelled | None,
     ) -> Iterator[Step]:
         try:
-            logits = self._timed_prefill(generation, prompt_ids, progress, cancelled)
+            logits = prefill(generation)
             n_done, stats, since = 0, TokenStats(), time.perf_counter()
             while n_done != max_tokens:
                 token_id = sampler.sample(logits, self.tokens)
@@ -186,11 +196,13 @@ class Engine:
         prompt_ids: Sequence[int],
         progress: Callable[[int, int], None] | None,
         cancelled: Cancelled | None,
+        keep_at: int,
     ) -> np.ndarray:
         generation.prompt_tokens = len(prompt_ids)
         generation.reused_tokens = self._reusable(prompt_ids)
+        generation.repeated_tokens = self._shared(prompt_ids) - generation.reused_tokens
         before, started = self._totals(), time.perf_counter()
-        logits = self.prefill(prompt_ids, progress, cancelled)
+        logits = self.prefill(prompt_ids, progress, cancelled, keep_at)
         generation.prompt_ms = (time.perf_counter() - started) * 1e3
         generation.prompt_stats = self._totals() - before
         return logits
@@ -205,8 +217,21 @@ class Engine:
         return result
 
     def _reusable(self, token_ids: Sequence[int]) -> int:
-        """Leading tokens of `token_ids` that need no computing: the last one does, for its logits."""
-        return self.cache.rewindable(min(self._common_prefix(token_ids), max(0, len(token_ids) - 1)))
+        """Leading tokens of `token_ids` that need no computing."""
+        return self.cache.rewindable(self._shared(token_ids))
+
+    def _shared(self, token_ids: Sequence[int]) -> int:
+        """Leading tokens of `token_ids` that have been computed, less the last one: that gives the logits."""
+        return min(self._common_prefix(token_ids), max(0, len(token_ids) - 1))
+
+    def _chunks(self, start: int, end: int, keep_at: int) -> Iterator[tuple[int, int]]:
+        """Spans of start..end that are computed at once; one ends at `keep_at` where the model has states to keep."""
+        while start < end:
+            stop = min(start + self.chunk_tokens, end)
+            if self.cache.has_states and start < keep_at < stop:
+                stop = keep_at
+            yield start, stop
+            start = stop
 
     def _common_prefix(self, token_ids: Sequence[int]) -> int:
         length = 0

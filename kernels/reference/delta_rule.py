@@ -8,7 +8,7 @@ from kernels.backend import DELTA_NORM_EPS, DeltaRule
 
 
 def _unit_rows(x: np.ndarray) -> np.ndarray:
-    return x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + DELTA_NORM_EPS)
+    return np.asarray(x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + DELTA_NORM_EPS))
 
 
 def key_head_of(rule: DeltaRule) -> np.ndarray:

@@ -15,4 +15,4 @@ def sigmoid_gate_ref(x: np.ndarray, gate: np.ndarray) -> np.ndarray:
 
 def gated_norm_ref(x: np.ndarray, gate: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """RMS norm by weight [d] over each run of d in the rows of x [T, n * d], times silu(gate): float64, shape of x."""
-    return head_norm_ref(x, weight, eps) * silu_ref(gate)
+    return np.asarray(head_norm_ref(x, weight, eps) * silu_ref(gate))

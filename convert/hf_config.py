@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek2",
     "DeepseekV3ForCausalLM": "deepseek2",
     "Glm4MoeForCausalLM": "glm4moe",
+    "GptOssForCausalLM": "gpt-oss",
     "GraniteMoeForCausalLM": "granitemoe",
     "GraniteMoeSharedForCausalLM": "granitemoe",
     "MixtralForCausalLM": "llama",
@@ -26,11 +27,11 @@ ARCHITECTURES = {
     "Qwen2MoeForCausalLM": "qwen2moe",
     "Qwen3MoeForCausalLM": "qwen3moe",
 }
-_DEFAULT_THETA = {"llama": 1e6}  # transformers' own; the others' is 1e4
+_DEFAULT_THETA = {"gpt-oss": 1.5e5, "llama": 1e6}  # transformers' own; the others' is 1e4
 _DEFAULT_EPS = {"deepseek2": 1e-6, "granitemoe": 1e-6, "qwen2moe": 1e-6, "qwen3moe": 1e-6}  # the others' is 1e-5
 _ROPE_KEYS = {
     "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
-    "partial_rotary_factor",
+    "partial_rotary_factor", "truncate",
 }  # fmt: skip
 
 
@@ -101,6 +102,8 @@ class HfConfig(HfValues):
             raise UnsupportedError(
                 f"{self.path}: rope type {kind!r} is not supported; supported: default, linear, yarn"
             )
+        if kind == "yarn":
+            self._check_yarn_ramp(rope)
         latent_yarn = self.architecture == "deepseek2" and kind == "yarn"
         others = sorted(set(rope) - _ROPE_KEYS - ({"mscale", "mscale_all_dim"} if latent_yarn else set()))
         if others:
@@ -114,6 +117,16 @@ class HfConfig(HfValues):
             beta_slow=numbers.get("beta_slow"),
             log_multiplier=self._log_multiplier(numbers) if latent_yarn else None,
         )
+
+    def _check_yarn_ramp(self, rope: dict[str, Any]) -> None:
+        """No key of a GGUF says whether YaRN's ramp is rounded to whole components, so it must be as the architecture
+        has it."""
+        expected = self.architecture != "gpt-oss"
+        if rope.get("truncate", True) is not expected:
+            raise UnsupportedError(
+                f"{self.path}: YaRN with truncate {rope.get('truncate')} is not supported for {self.architecture}; "
+                f"supported: {expected}"
+            )
 
     def _log_multiplier(self, rope: dict[str, Any]) -> float:
         """0.1 * mscale_all_dim; with mscale equal to it the factor on cos and sin is 1, which is all that GGUF says."""
@@ -130,7 +143,7 @@ class HfConfig(HfValues):
         if partial not in (None, 1.0) and self.architecture != "glm4moe":
             raise UnsupportedError(f"{self.path}: partial_rotary_factor {partial!r} is not supported; supported: 1.0")
         window = self.values.get("sliding_window")
-        if window and self.values.get("use_sliding_window", True):
+        if window and self.values.get("use_sliding_window", True) and self.architecture != "gpt-oss":
             self.notes.append(
                 f"sliding_window {window} is not applied: attention sees the whole context, as in llama.cpp"
             )

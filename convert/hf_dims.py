@@ -11,7 +11,7 @@ from typing import Any
 
 from convert.hf_values import HfValues
 from convert.model_metadata import SIGMOID, SOFTMAX, ConstantFactors, LatentDims
-from models.errors import UnsupportedError
+from models.errors import CheckpointError, UnsupportedError
 
 Fields = dict[str, Any]
 
@@ -65,6 +65,26 @@ def _granite(config: HfValues) -> Fields:
             residual=config.real("residual_multiplier", default=1.0),
             logits=config.real("logits_scaling", default=1.0),
         ),
+    }
+
+
+def _gpt_oss(config: HfValues) -> Fields:
+    config.require("attention_bias", True)
+    config.require("swiglu_alpha", 1.702)
+    if not config.rope():
+        raise CheckpointError(f"{config.path}: rope_scaling is missing")
+    layers, kinds = config.integer("num_hidden_layers"), config.values.get("layer_types")
+    usual = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)]
+    if kinds is not None and (len(kinds) != layers or not set(kinds) <= set(usual)):
+        raise UnsupportedError(f"{config.path}: layer_types {kinds!r} is not supported; supported: {usual[:2]}")
+    return {
+        "attention_bias": True,
+        "output_bias": True,
+        "sinks": True,
+        "expert_biases": True,
+        "sliding_window": config.integer("sliding_window"),
+        "window_layers": None if kinds in (None, usual) else tuple(kind == usual[0] for kind in kinds),
+        "swiglu_limit": config.real("swiglu_limit", default=7.0),
     }
 
 
@@ -134,6 +154,7 @@ def _norm(config: HfValues, default: bool) -> bool:
 
 _FIELDS: dict[str, Callable[[HfValues], Fields]] = {
     "glm4moe": _glm4,
+    "gpt-oss": _gpt_oss,
     "granitemoe": _granite,
     "llama": _llama,
     "olmoe": _olmoe,

@@ -36,6 +36,9 @@ _IN_LAYER = {
     "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
     "mlp.gate.weight": "ffn_gate_inp.weight",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.router.weight": "ffn_gate_inp.weight",
+    "mlp.router.bias": "ffn_gate_inp.bias",
+    "self_attn.sinks": "attn_sinks.weight",
     "block_sparse_moe.gate.weight": "ffn_gate_inp.weight",
     "block_sparse_moe.router.layer.weight": "ffn_gate_inp.weight",
     "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
@@ -49,12 +52,16 @@ _IN_LAYER = {
 _HALVES = {"shared_mlp.input_linear.weight": ("ffn_gate_shexp.weight", "ffn_up_shexp.weight")}
 _EXPANSION = "self_attn.kv_b_proj.weight"
 # What single architectures call otherwise than the rest: the norm before the feed-forward is the one behind attention.
-_OWN = {"glm4moe": {"post_attention_layernorm.weight": "post_attention_norm.weight"}}
+_OWN = {
+    architecture: {"post_attention_layernorm.weight": "post_attention_norm.weight"}
+    for architecture in ("glm4moe", "gpt-oss")
+}
 _LINEAR = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 _BLOCK = r"^(?:mlp|block_sparse_moe|feed_forward)\."
 _ONE_EXPERT = re.compile(_BLOCK + r"experts\.(\d+)\.(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight$")
 _STACK = re.compile(_BLOCK + r"(?:experts|switch_mlp)\.(gate_proj|up_proj|down_proj)(?:\.weight)?$")
 _FUSED = re.compile(_BLOCK + r"(?:experts\.gate_up_proj(?:\.weight)?|input_linear\.weight)$")
+_GPT_OSS = re.compile(r"^mlp\.experts\.(gate_up|down)_proj(_bias|_blocks)?$")
 _GRANITE_DOWN = re.compile(_BLOCK + r"output_linear\.weight$")
 
 
@@ -70,11 +77,23 @@ class Plain:
 class Experts:
     """Weights of experts of one layer: of `expert`, or of all where that is None (a stack along the first dimension).
 
-    `linears`: ("gate",), ("up",), ("down",), or ("gate", "up") one after the other along the rows of each expert.
+    `linears`: ("gate",), ("up",), ("down",), or ("gate", "up") along the rows of each expert, one after the other or
+    in turn. transposed: inputs before outputs. packed: blocks of MXFP4, their scales in a tensor of their own.
     """
 
     layer: int
     expert: int | None
+    linears: tuple[str, ...]
+    in_turn: bool = False
+    transposed: bool = False
+    packed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBiasRows:
+    """What is added to the products of all experts of a layer: one row an expert; two `linears` lie in turn."""
+
+    layer: int
     linears: tuple[str, ...]
 
 
@@ -93,7 +112,7 @@ class Expansion:
     layer: int
 
 
-Place = Plain | Experts | Halves | Expansion
+Place = Plain | Experts | ExpertBiasRows | Halves | Expansion
 
 
 def layer_of(name: str) -> int | None:
@@ -116,7 +135,20 @@ def map_name(name: str, architecture: str) -> Place | None:
         return Plain(f"blk.{layer}.{plain}", layer)
     if rest in _HALVES:
         return Halves(layer, tuple(f"blk.{layer}.{half}" for half in _HALVES[rest]))
+    if architecture == "gpt-oss":
+        return _map_gpt_oss(layer, rest)
     return Expansion(layer) if rest == _EXPANSION else _map_experts(layer, rest)
+
+
+def _map_gpt_oss(layer: int, rest: str) -> Experts | ExpertBiasRows | None:
+    found = _GPT_OSS.match(rest)
+    if not found:
+        return None
+    linears = ("gate", "up") if found[1] == "gate_up" else ("down",)
+    if found[2] == "_bias":
+        return ExpertBiasRows(layer, linears)
+    packed = found[2] == "_blocks"
+    return Experts(layer, None, linears, in_turn=True, transposed=not packed, packed=packed)
 
 
 def _map_experts(layer: int, rest: str) -> Experts | None:

@@ -92,9 +92,11 @@ def _fp8_block(config: HfConfig) -> tuple[int, int]:
     if quantization is None:
         return (128, 128)
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    if method == "mxfp4":  # blocks and scales in tensors of their own, whatever else the section says
+        return (128, 128)
     if method != "fp8":
         raise UnsupportedError(
-            f"{config.path}: quantised by {method!r}; supported: fp8 with block scales, or plain weights"
+            f"{config.path}: quantised by {method!r}; supported: fp8 with block scales, mxfp4, or plain weights"
         )
     block = quantization.get("weight_block_size", [128, 128])
     if not isinstance(block, list) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):

@@ -8,18 +8,30 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from convert.hf_names import DROPPED, Expansion, Experts, Halves, Place, Plain, layer_of, map_name
+from convert.expert_rows import EveryNth, Mxfp4Rows, Reshaped, TransposedRows
+from convert.hf_names import (
+    DROPPED,
+    Expansion,
+    ExpertBiasRows,
+    Experts,
+    Halves,
+    Place,
+    Plain,
+    layer_of,
+    map_name,
+)
 from convert.latent_rows import KeyExpansion, ValueExpansion
 from convert.model_metadata import ModelDims
 from convert.rows import FileRows, Fp8Rows, OpenFile, RopePermuted, Rows, Slice
 from convert.safetensors_header import Stored
 from convert.source import SourceTensor, check_experts, expert_name
 from convert.tensor_table import Shapes, expert_shape, has_experts, layer_shapes, outer_shapes
-from kernels.quant_types import QuantType
+from kernels.quant_types import QuantType, block_size
 from models.errors import CheckpointError, UnsupportedError
 
 _TYPES = {"F32": QuantType.F32, "F16": QuantType.F16, "BF16": QuantType.BF16}
 _SCALE = "_scale_inv"
+_BLOCKS, _BLOCK_SCALES = "_blocks", "_scales"  # of MXFP4, as gpt-oss ships it
 _PERMUTED = ("llama", "granitemoe")  # architectures whose GGUF keeps the rotary pairs of q and k side by side
 _LISTED = 8
 
@@ -78,6 +90,8 @@ class HfTensors:
             file.close()
 
     def _is_scale(self, name: str) -> bool:
+        if name.endswith(_BLOCK_SCALES):
+            return name.removesuffix(_BLOCK_SCALES) + _BLOCKS in self.stored
         return name.endswith(_SCALE) and name.removesuffix(_SCALE) in self.stored
 
     def _is_of_unused_layer(self, name: str) -> bool:
@@ -101,6 +115,8 @@ class HfTensors:
             return [self._plain(stored, place)]
         if isinstance(place, Halves):
             return self._halves(stored, place)
+        if isinstance(place, ExpertBiasRows):
+            return self._expert_biases(stored, place)
         return self._experts(stored, place) if isinstance(place, Experts) else self._expansion(stored, place)
 
     def _report_unmapped(self, names: list[str], allowed: bool) -> None:
@@ -168,6 +184,8 @@ class HfTensors:
 
     def _experts(self, stored: Stored, place: Experts) -> list[SourceTensor]:
         """One source tensor for each expert and linear in `stored`."""
+        if place.in_turn:
+            return self._experts_in_turn(stored, place)
         n_rows, n_cols = expert_shape(self.dims, place.linears[0])
         each = (n_rows * len(place.linears), n_cols)
         experts = [place.expert] if place.expert is not None else list(range(self.dims.num_experts))
@@ -183,10 +201,61 @@ class HfTensors:
             for index, expert in enumerate(experts)
         ]
 
+    def _experts_in_turn(self, stored: Stored, place: Experts) -> list[SourceTensor]:
+        """A stack in which the linears of an expert take turns row by row (or, transposed, column by column)."""
+        n_rows, n_cols = expert_shape(self.dims, place.linears[0])
+        n_parts, experts = len(place.linears), self.dims.num_experts
+        rows: Rows
+        if place.packed:
+            rows = self._packed(stored, experts, n_rows * n_parts, n_cols)
+        else:
+            self._check_shape(stored, (experts, n_cols, n_rows * n_parts))
+            rows = TransposedRows(self._rows(stored, experts * n_cols, n_rows * n_parts), n_cols)
+        return [
+            SourceTensor(
+                expert_name(place.layer, expert, linear),
+                (n_cols, n_rows),
+                EveryNth(rows, expert * n_rows * n_parts + part, n_parts, n_rows),
+            )
+            for part, linear in enumerate(place.linears)
+            for expert in range(experts)
+        ]
+
+    def _packed(self, stored: Stored, experts: int, n_rows: int, n_cols: int) -> Rows:
+        scales = self.stored.get(stored.name.removesuffix(_BLOCKS) + _BLOCK_SCALES)
+        if scales is None:
+            raise CheckpointError(f"{stored.path}: '{stored.name}' has no '{_BLOCK_SCALES}' beside it to scale it by")
+        n_blocks = n_cols // block_size(QuantType.MXFP4)
+        self._check_shape(stored, (experts, n_rows, n_blocks, block_size(QuantType.MXFP4) // 2))
+        self._check_shape(scales, (experts, n_rows, n_blocks))
+        for tensor in (stored, scales):
+            if tensor.dtype != "U8":
+                raise CheckpointError(f"{tensor.path}: '{tensor.name}' is stored as {tensor.dtype}; MXFP4 needs U8")
+        files = self._file(stored.path), self._file(scales.path)
+        return Mxfp4Rows(files[0], stored.offset, files[1], scales.offset, experts * n_rows, n_cols)
+
+    def _expert_biases(self, stored: Stored, place: ExpertBiasRows) -> list[SourceTensor]:
+        """[E, n] of one linear, or of two in turn along a row."""
+        n_parts = len(place.linears)
+        n_rows, n_cols = self._shapes[f"blk.{place.layer}.ffn_{place.linears[0]}_exps.bias"]
+        self._check_shape(stored, (n_rows, n_cols * n_parts))
+        single = self._rows(stored, n_rows * n_cols * n_parts, 1)
+        return [
+            SourceTensor(
+                f"blk.{place.layer}.ffn_{linear}_exps.bias",
+                (n_cols, n_rows),
+                Reshaped(EveryNth(single, part, n_parts, n_rows * n_cols), n_cols),
+            )
+            for part, linear in enumerate(place.linears)
+        ]
+
+    def _file(self, path: Path) -> OpenFile:
+        if path not in self._files:
+            self._files[path] = OpenFile(path)
+        return self._files[path]
+
     def _rows(self, stored: Stored, n_rows: int, n_cols: int) -> Rows:
-        if stored.path not in self._files:
-            self._files[stored.path] = OpenFile(stored.path)
-        file = self._files[stored.path]
+        file = self._file(stored.path)
         if stored.dtype in _TYPES:
             return FileRows(file, stored.offset, n_rows, n_cols, _TYPES[stored.dtype])
         if stored.dtype == "F8_E4M3":

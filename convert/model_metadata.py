@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from convert.gguf_metadata import Metadata
 
 SOFTMAX, SIGMOID = 1, 2  # values of expert_gating_func
@@ -74,6 +76,12 @@ class ModelDims:
     gating: int | None = None  # SOFTMAX or SIGMOID
     num_groups: int | None = None
     num_groups_used: int | None = None
+    output_bias: bool = False  # on attention's output
+    sinks: bool = False  # one a head
+    expert_biases: bool = False  # on the router and on all experts
+    sliding_window: int | None = None
+    window_layers: tuple[bool, ...] | None = None  # which layers have it, None: as the architecture has it
+    swiglu_limit: float | None = None
     factors: ConstantFactors | None = None
     latent: LatentDims | None = None
 
@@ -88,7 +96,7 @@ class ModelDims:
         return self.shared_intermediate_size or (self.shared_experts or 0) * self.moe_intermediate_size
 
 
-_EXPERT_WIDTH_KEY = ("qwen2moe", "qwen3moe", "deepseek2", "glm4moe")  # the others' experts have the dense width
+_EXPERT_WIDTH_KEY = ("qwen2moe", "qwen3moe", "deepseek2", "glm4moe", "gpt-oss")  # the others have the dense one
 
 
 def add_model_keys(metadata: Metadata, dims: ModelDims) -> None:
@@ -109,6 +117,10 @@ def add_model_keys(metadata: Metadata, dims: ModelDims) -> None:
         metadata.u32(f"{arch}.rope.dimension_count", dims.head_dim if dims.n_rot is None else dims.n_rot)
     else:
         _add_latent_keys(metadata, arch, dims.latent)
+    if dims.sliding_window is not None:
+        metadata.u32(f"{arch}.attention.sliding_window", dims.sliding_window)
+    if dims.window_layers is not None:
+        metadata.array(f"{arch}.attention.sliding_window_pattern", np.array(dims.window_layers))
     if dims.factors is not None:
         metadata.f32(f"{arch}.attention.scale", dims.factors.attention)
         metadata.f32(f"{arch}.embedding_scale", dims.factors.embedding)
@@ -163,6 +175,8 @@ def _add_expert_keys(metadata: Metadata, dims: ModelDims) -> None:
     ):
         if number is not None:
             metadata.u32(f"{arch}.{key}", number)
+    if dims.swiglu_limit is not None:
+        metadata.f32(f"{arch}.swiglu_clamp_exp", dims.swiglu_limit)
     if dims.router_scale is not None:
         metadata.f32(f"{arch}.expert_weights_scale", dims.router_scale)
     if dims.norm_topk_prob is not None:

@@ -67,8 +67,12 @@ def plan_conversion(source: Source, out: Path, options: ConvertOptions) -> Plan:
     Raises UsageError for options that contradict the input, ConversionError for types that it cannot be given.
     """
     recipe = parse_recipe(options.quant, options.recipe)
-    if recipe.default is None and not source.is_gguf:
-        recipe.default = _usual_type(source)
+    if not source.is_gguf:
+        packed = _packed_types(source)
+        recipe.keeps = frozenset() if options.allow_requantize else packed
+        if recipe.default is None:
+            recipe.default = _usual_type(source)
+            recipe.named_after = min(packed, default=None)
     recipe.facts = _mix_facts(source)
     notes: list[str] = []
     types = _choose_types(source, recipe, notes)
@@ -94,11 +98,16 @@ def _stored_type(tensor: SourceTensor) -> QuantType:
     return QuantType.BF16 if tensor.rows.quant_type is None else tensor.rows.quant_type
 
 
+def _packed_types(source: Source) -> frozenset[QuantType]:
+    """The types of weights that a checkpoint ships quantised."""
+    return frozenset(_stored_type(tensor) for tensor in source.tensors) - set(_PLAIN)
+
+
 def _usual_type(source: Source) -> QuantType:
-    """The type most of the checkpoint's weights have."""
+    """The type most of the checkpoint's weights have that are plain numbers."""
     weights: Counter[QuantType] = Counter()
     for tensor in source.tensors:
-        if len(tensor.shape) > 1:
+        if len(tensor.shape) > 1 and _stored_type(tensor) in _PLAIN:
             weights[_stored_type(tensor)] += tensor.rows.n_rows * tensor.rows.n_cols
     return weights.most_common(1)[0][0]
 

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from kernels.quant_types import QuantType, block_bytes, block_size
 
 Q = QuantType
-SUPPORTED = (Q.F32, Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q5_0, Q.Q5_1, Q.Q4_K, Q.Q5_K, Q.Q6_K)
+SUPPORTED = (Q.F32, Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q5_0, Q.Q5_1, Q.Q4_K, Q.Q5_K, Q.Q6_K, Q.MXFP4)
 _UNIFORM_4 = 4.61  # standard deviation of the integers 0..15
 _UNIFORM_5 = 9.23  # of 0..31
 _UNIFORM_6 = 18.47  # of 0..63
 _UNIFORM_8 = 73.9  # of -128..127
 _LEGACY = {Q.Q8_0: _UNIFORM_8, Q.Q4_0: _UNIFORM_4, Q.Q5_0: _UNIFORM_5, Q.Q5_1: _UNIFORM_5}
+_UNIFORM_FP4 = 2.926  # of 0, 0.5, 1, 1.5, 2, 3, 4, 6 with either sign
 _SUB_SCALE = 48.0  # mean of the 6-bit sub-block scales drawn from 32..63, and of Q6_K's 8-bit ones from the same range
 
 
@@ -36,7 +37,9 @@ def random_rows(
     size = block_bytes(quant_type)
     words = generator.integers(0, 1 << 64, size=(n_blocks * size + 7) // 8, dtype=np.uint64)
     blocks = words.view(np.uint8)[: n_blocks * size].reshape(n_blocks, size)
-    if quant_type in _LEGACY:
+    if quant_type is Q.MXFP4:
+        blocks[:, 0] = _powers_of_two(generator, n_blocks, std / _UNIFORM_FP4)
+    elif quant_type in _LEGACY:
         blocks[:, 0:2] = _half(std / _LEGACY[quant_type])
         if quant_type is Q.Q5_1:  # weights are scale * code + minimum, codes 0..31
             blocks[:, 2:4] = _half(-15.5 * std / _UNIFORM_5)
@@ -60,6 +63,14 @@ def _floats(generator: np.random.Generator, n: int, quant_type: QuantType, std: 
     if quant_type is Q.F16:
         return values.astype(np.float16).view(np.uint8)
     return np.ascontiguousarray(values.view(np.uint16)[1::2]).view(np.uint8)
+
+
+def _powers_of_two(generator: np.random.Generator, n: int, scale: float) -> NDArray[np.uint8]:
+    """Exponent bytes (127 is 1.0) of the two powers of two around `scale`, mixed so that their mean square is its."""
+    low = int(np.floor(np.log2(scale)))
+    share = (scale**2 - 4.0**low) / (3 * 4.0**low)  # of the larger: share * 4^(low + 1) + (1 - share) * 4^low
+    exponents: NDArray[np.uint8] = (127 + low + (generator.random(n) < share)).astype(np.uint8)
+    return exponents
 
 
 def _set_k_scales(blocks: NDArray[np.uint8], std: float, spread: float, middle: float) -> None:

@@ -113,13 +113,17 @@ class Override:
 class Recipe:
     """The types of a whole conversion. `default` None keeps each source's own type; a `mix` needs the model's `facts`.
 
-    Fallbacks are counted for `notes`.
+    `keeps`: types of the source that stay where no override names the tensor; `named_after`: the type that stands for
+    the whole where nothing was asked for. Fallbacks and what is kept are counted for `notes`.
     """
 
     default: QuantType | None
     overrides: list[Override] = field(default_factory=list)
     mix: Mix | None = None
     facts: MixFacts | None = None
+    keeps: frozenset[QuantType] = frozenset()
+    named_after: QuantType | None = None
+    _kept: Counter[tuple[str, QuantType]] = field(default_factory=Counter)
     _fallbacks: Counter[tuple[str, int, QuantType, QuantType]] = field(default_factory=Counter)
 
     def type_for(self, name: str, n_cols: int, n_dims: int, source_type: QuantType, tied: bool) -> QuantType:
@@ -140,6 +144,9 @@ class Recipe:
             return max(enumerate(chosen), key=lambda item: (item[1].specificity, item[0]))[1].quant_type
         if self.default is None:
             return source_type
+        if source_type in self.keeps:
+            self._kept[role, source_type] += 1
+            return source_type
         is_output = role == "output" or (role == "embed" and tied)
         if self.mix is not None:
             if self.facts is None:
@@ -148,8 +155,12 @@ class Recipe:
         return Q.Q6_K if is_output and self.default in _BELOW_SIX_BITS else self.default
 
     def notes(self) -> list[str]:
-        """One line for each role whose rows forced another type than asked for."""
-        return [
+        """One line for each role whose rows forced another type than asked for, or whose type stays."""
+        kept = [
+            f"{role}: {count} tensors are {stored.name} in the checkpoint and stay so"
+            for (role, stored), count in self._kept.items()
+        ]
+        return kept + [
             f"{role}: rows of {n_cols} do not divide into {wanted.name} blocks; "
             f"{count} tensors are stored as {stored.name}"
             for (role, n_cols, wanted, stored), count in self._fallbacks.items()
@@ -159,11 +170,13 @@ class Recipe:
         """The number for `general.file_type`, None where types are the source's."""
         if self.mix is not None:
             return int(self.mix.file_type)
-        return None if self.default is None else int(_FILE_TYPES[self.default])
+        named = self.named_after or self.default
+        return None if named is None else int(_FILE_TYPES[named])
 
     def label(self) -> str:
         """A short name for output files."""
-        base = self.mix.name.upper() if self.mix is not None else "" if self.default is None else self.default.name
+        named = self.named_after or self.default
+        base = self.mix.name.upper() if self.mix is not None else "" if named is None else named.name
         return base + ("-mix" if self.overrides else "")
 
 

@@ -28,6 +28,17 @@ def _deepseek_yarn(mscale: float) -> RopeScaling:
     return RopeScaling("yarn", 40.0, 4096, beta_fast=32.0, beta_slow=1.0, log_multiplier=0.1 * mscale)
 
 
+def _gpt_oss(num_layers: int, num_experts: int) -> ModelDims:
+    """The sizes differ in layers and experts only."""
+    return ModelDims(
+        architecture="gpt-oss", hidden_size=2880, num_layers=num_layers, num_heads=64, num_kv_heads=8, head_dim=64,
+        intermediate_size=2880, moe_intermediate_size=2880, num_experts=num_experts, num_experts_per_tok=4,
+        vocab_size=201088, context_length=131072, rope_theta=1.5e5, rms_norm_eps=1e-5, attention_bias=True,
+        rope_scaling=RopeScaling("yarn", 32.0, 4096, beta_fast=32.0, beta_slow=1.0), output_bias=True, sinks=True,
+        expert_biases=True, sliding_window=128, swiglu_limit=7.0,
+    )  # fmt: skip
+
+
 SHAPES = {
     "olmoe-1b-7b": Shape(
         ModelDims(
@@ -109,6 +120,8 @@ SHAPES = {
         ),
         "glm4",
     ),
+    "gpt-oss-20b": Shape(_gpt_oss(24, 32), "gpt-4o"),
+    "gpt-oss-120b": Shape(_gpt_oss(36, 128), "gpt-4o"),
     "granite-3.1-3b-a800m": Shape(
         ModelDims(
             architecture="granitemoe", hidden_size=1536, num_layers=32, num_heads=24, num_kv_heads=8, head_dim=64,

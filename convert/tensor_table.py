@@ -20,11 +20,15 @@ def outer_shapes(dims: ModelDims) -> Shapes:
 def layer_shapes(dims: ModelDims, layer: int) -> Shapes:
     """Every tensor of `layer` but its routed experts, without the leading `blk.N.`; each is required."""
     hidden = dims.hidden_size
-    norm = "post_attention_norm" if dims.architecture == "glm4moe" else "ffn_norm"
+    norm = "post_attention_norm" if dims.architecture in ("glm4moe", "gpt-oss") else "ffn_norm"
     shapes = {"attn_norm.weight": (hidden,), **_attention(dims), f"{norm}.weight": (hidden,)}
     if not has_experts(dims, layer):
         return shapes | _gated("ffn_{}.weight", hidden, dims.intermediate_size)
     shapes["ffn_gate_inp.weight"] = (dims.num_experts, hidden)
+    if dims.expert_biases:
+        shapes["ffn_gate_inp.bias"] = (dims.num_experts,)
+        shapes |= {f"ffn_{name}_exps.bias": (dims.num_experts, dims.moe_intermediate_size) for name in ("gate", "up")}
+        shapes["ffn_down_exps.bias"] = (dims.num_experts, hidden)
     if dims.has_selection_bias:
         shapes["exp_probs_b.bias"] = (dims.num_experts,)
     if dims.shared_width:
@@ -57,7 +61,12 @@ def _attention(dims: ModelDims) -> Shapes:
         per_head = dims.qk_norm == "head"
         shapes["attn_q_norm.weight"] = (dims.head_dim if per_head else query,)
         shapes["attn_k_norm.weight"] = (dims.head_dim if per_head else key,)
-    return shapes | {"attn_output.weight": (hidden, query)}
+    shapes["attn_output.weight"] = (hidden, query)
+    if dims.output_bias:
+        shapes["attn_output.bias"] = (hidden,)
+    if dims.sinks:
+        shapes["attn_sinks.weight"] = (dims.num_heads,)
+    return shapes
 
 
 def _latent_attention(dims: ModelDims, latent: LatentDims) -> Shapes:

@@ -45,6 +45,7 @@ TINY_SHAPES = [
     tiny("qwen2moe", attention_bias=True, shared_intermediate_size=512),
     tiny("deepseek2", latent=LATENT, shared_experts=1, leading_dense=1, gating=SIGMOID, num_kv_heads=1, head_dim=96),
     tiny("glm4moe", attention_bias=True, n_rot=32, shared_experts=1, leading_dense=1, gating=SIGMOID),
+    tiny("gpt-oss", attention_bias=True, output_bias=True, sinks=True, expert_biases=True, sliding_window=16),
     tiny("granitemoe", "refact", tied=True, factors=ConstantFactors(0.1, 6.0, 0.4, 3.0)),
 ]
 by_architecture = pytest.mark.parametrize("shape", TINY_SHAPES, ids=lambda s: s.dims.architecture)

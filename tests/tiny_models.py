@@ -231,13 +231,15 @@ def prompt(n_tokens: int, seed: int = 1) -> np.ndarray:
 def write_gguf(
     model: Any, path: Path, family: str, metadata: dict[str, Any] | None = None, expanded: bool = False
 ) -> Path:
-    """The model as one stock GGUF file in F32. `metadata` adds or replaces u32, f32, bool, str and array keys.
+    """The model as one stock GGUF file in F32. `metadata` adds or replaces u32, f32, bool, str and array keys; None takes one
+    away.
 
     `expanded`: the older layout, with attn_kv_b whole (latent attention), or ssm_in (`qwen3next`).
     """
     architecture = family.split("_")[0]
     writer = gguf.GGUFWriter(path, architecture)
     keys = {**_metadata(model.config, architecture), **(metadata or {})}
+    keys = {key: value for key, value in keys.items() if value is not None}
     if expanded and architecture == "deepseek2":
         keys = {key: value for key, value in keys.items() if not key.endswith("_mla")} | expanded_heads(model.config)
     for key, value in keys.items():

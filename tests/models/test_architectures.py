@@ -102,6 +102,38 @@ CASES = {
     "granitemoe_shared": Case("granitemoe_shared", {"tie_word_embeddings": True}),
     "granitemoe_one_expert": Case("granitemoe", {"num_experts_per_tok": 1}),
     "granitemoe_all_experts": Case("granitemoe_shared", {"num_experts_per_tok": 5}),
+    "qwen3next": Case("qwen3next"),
+    "qwen3next_older_layout": Case("qwen3next", expanded=True),
+    "qwen3next_every_second": Case(
+        "qwen3next",
+        {"layer_types": ["linear_attention", "full_attention"] * 2, "linear_conv_kernel_dim": 2},
+        {"qwen3next.attention.recurrent_layers": None, "qwen3next.full_attention_interval": 2},
+    ),
+    "qwen3next_one_key_head": Case(
+        "qwen3next",
+        {"linear_num_key_heads": 1, "linear_num_value_heads": 3, "num_experts_per_tok": 1},
+    ),
+    "qwen3next_wide_values": Case(
+        "qwen3next",
+        {"linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_value_head_dim": 24, "num_experts_per_tok": 5},
+    ),
+    "qwen3next_not_normalised": Case(
+        "qwen3next",
+        {"norm_topk_prob": False, "linear_num_key_heads": 4, "num_key_value_heads": 1},
+        {"qwen3next.expert_weights_norm": False},
+    ),
+    "qwen35moe": Case("qwen35moe"),
+    "qwen35moe_one_expert": Case(
+        "qwen35moe", {"num_experts_per_tok": 1, "linear_num_key_heads": 3, "linear_num_value_heads": 9}
+    ),
+    "qwen35moe_all_experts": Case(
+        "qwen35moe", {"num_experts_per_tok": 5, "linear_num_key_heads": 4, "tie_word_embeddings": True}
+    ),
+    "qwen35moe_older_keys": Case(
+        "qwen35moe",
+        {"layer_types": ["linear_attention"] * 3 + ["full_attention"], "linear_conv_kernel_dim": 5},
+        {"qwen35moe.attention.recurrent_layers": None, "qwen35moe.full_attention_interval": None},
+    ),
     "llama": Case("llama"),
     "llama_one_expert": Case("llama", {"num_experts_per_tok": 1}),
     "llama_all_experts": Case("llama", {"num_experts_per_tok": 5}),
@@ -173,6 +205,7 @@ def test_a_rolled_back_cache_goes_on_as_if_nothing_had_been(
     net, experts = model
     cache = net.new_cache(N_TOKENS, "f32", "f32")
     net.forward(loaded.ids[:17], cache, experts, "prefill", "none")
+    cache.keep()
     net.forward(loaded.ids[::-1][:8].copy(), cache, experts, "prefill", "none")
     cache.truncate(17)
     logits = net.forward(loaded.ids[17:], cache, experts, "prefill", "all")

@@ -271,11 +271,13 @@ class HfTensors:
             raise CheckpointError(
                 f"{stored.path}: '{stored.name}' is 8-bit but there is no '{stored.name}{_SCALE}' to scale it by"
             )
-        blocks = (-(-n_rows // self.fp8_block[0]), -(-n_cols // self.fp8_block[1]))
-        if len(stored.shape) != 2 or scale.shape != blocks:
+        *stack, matrix_rows, _ = stored.shape if len(stored.shape) > 1 else (1, *stored.shape)
+        blocks = (*stack, -(-matrix_rows // self.fp8_block[0]), -(-n_cols // self.fp8_block[1]))
+        if scale.shape != blocks:
             raise CheckpointError(
                 f"{scale.path}: '{scale.name}' has shape {list(scale.shape)}; "
                 f"blocks of {self.fp8_block} make it {list(blocks)}"
             )
-        scales = self._rows(scale, *blocks).floats(0, blocks[0])
-        return Fp8Rows(file, stored.offset, n_rows, n_cols, scales, self.fp8_block, scale.path)
+        n_scale_rows = math.prod(blocks[:-1])
+        scales = self._rows(scale, n_scale_rows, blocks[-1]).floats(0, n_scale_rows)
+        return Fp8Rows(file, stored.offset, n_rows, n_cols, scales, self.fp8_block, matrix_rows, scale.path)

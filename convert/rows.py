@@ -169,15 +169,16 @@ class RopePermuted:
 @dataclass(frozen=True, slots=True)
 class Fp8Rows:
     """8-bit floats (e4m3) with one scale for each block of `block` rows and columns; ragged blocks at the edges are
-    allowed.
+    allowed. The rows may be those of a stack of matrices of `matrix_rows` each, in which blocks begin anew.
     """
 
     file: OpenFile
     offset: int
     n_rows: int
     n_cols: int
-    scales: Floats  # [ceil(n_rows / block[0]), ceil(n_cols / block[1])]
+    scales: Floats  # [matrices * ceil(matrix_rows / block[0]), ceil(n_cols / block[1])]
     block: tuple[int, int]
+    matrix_rows: int
     scales_from: Path | None = None
     quant_type: None = None
 
@@ -189,6 +190,7 @@ class Fp8Rows:
 
         codes = self.file.read(self.offset + first * self.n_cols, n * self.n_cols).reshape(n, self.n_cols)
         values: Floats = codes.view(float8_e4m3fn).astype(np.float32)
-        row_scales = self.scales[np.arange(first, first + n) // self.block[0]]
+        matrix, row = np.divmod(np.arange(first, first + n), self.matrix_rows)
+        row_scales = self.scales[matrix * -(-self.matrix_rows // self.block[0]) + row // self.block[0]]
         values *= np.repeat(row_scales, self.block[1], axis=1)[:, : self.n_cols]
         return values

@@ -64,4 +64,5 @@ class MoE:
 def _biases(source: WeightSource, config: ModelConfig, blk: str) -> ExpertBiases:
     num_experts, width = config.router.num_experts, config.moe_intermediate_size
     rows = {"gate": width, "up": width, "down": config.hidden_size}
-    return ExpertBiases(**{name: source.table(f"{blk}.ffn_{name}_exps.bias", num_experts, n) for name, n in rows.items()})
+    tables = {name: source.table(f"{blk}.ffn_{name}_exps.bias", num_experts, n) for name, n in rows.items()}
+    return ExpertBiases(**tables)

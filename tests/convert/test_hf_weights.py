@@ -13,7 +13,7 @@ from convert.rows import FileRows, Fp8Rows, OpenFile, RopePermuted
 from kernels.quant_types import QuantType
 from models.errors import CheckpointError, ConversionError
 from models.gguf import GGUFModel
-from tests.convert.checkpoints import HIDDEN, VOCAB, config, weights, write_folder
+from tests.convert.checkpoints import EXPERTS, HIDDEN, LAYERS, VOCAB, WIDTH, config, weights, write_folder
 
 NO_VOCAB = ConvertOptions(with_vocab=False)
 F32 = ConvertOptions(quant="f32", with_vocab=False)
@@ -47,11 +47,29 @@ def test_only_llama_permutes_q_and_k(architecture: str, permuted: bool, tmp_path
 def test_fp8_block_scales_with_ragged_edges(tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(bytes([0x38]) * (130 * 200))  # 0x38 is 1.0
     scales = np.array([[0.5, 2], [4, 8]], np.float32)
-    rows = Fp8Rows(OpenFile(tmp_path / "w"), 0, 130, 200, scales, (128, 128))
+    rows = Fp8Rows(OpenFile(tmp_path / "w"), 0, 130, 200, scales, (128, 128), 130)
     values = np.concatenate([rows.floats(0, 100), rows.floats(100, 30)])
     assert [values[0, 0], values[0, 199], values[129, 0], values[129, 199]] == [0.5, 2, 4, 8]
     assert values[127, 127] == 0.5
     assert values[128, 128] == 8
+
+
+def test_fp8_stack_of_experts_is_scaled_matrix_by_matrix(tmp_path: Path) -> None:
+    """Experts of 2 * 32 rows in blocks of 48: the blocks of an expert do not run on into the next."""
+    tensors: dict[str, object] = {name: array for name, array in weights().items() if ".experts." not in name}
+    rng, fused = np.random.default_rng(3), "model.layers.{}.mlp.experts.gate_up_proj"
+    down = "model.layers.{}.mlp.experts.down_proj"
+    scales = rng.uniform(0.5, 2, (EXPERTS, 2, 1)).astype(np.float32)
+    for layer in range(LAYERS):
+        tensors[fused.format(layer)] = ("F8_E4M3", np.full((EXPERTS, 2 * WIDTH, HIDDEN), 0x38, np.uint8))  # 1.0
+        tensors[fused.format(layer) + "_scale_inv"] = ("F32", scales)
+        tensors[down.format(layer)] = ("F32", rng.standard_normal((EXPERTS, HIDDEN, WIDTH)).astype(np.float32))
+    values = config(quantization_config={"quant_method": "fp8", "weight_block_size": [48, 48]})
+    model, _ = converted(write_folder(tmp_path / "hf", tensors, values), tmp_path / "out")  # type: ignore[arg-type]
+    for expert in range(EXPERTS):
+        rows = np.repeat(scales[expert, :, 0], (48, 16))
+        np.testing.assert_array_equal(model.array(f"blk.1.ffn_gate.{expert}.weight")[:, 5], rows[:WIDTH])
+        np.testing.assert_array_equal(model.array(f"blk.1.ffn_up.{expert}.weight")[:, 5], rows[WIDTH:])
 
 
 def fp8_folder(path: Path, with_scale: bool = True) -> Path:

@@ -1,7 +1,7 @@
 """Hit rates, bytes and modelled latency of recorded routing under each eviction policy and predictor, without a model.
 
-Times come from a simple machine (--bandwidth, --latency-ms, --compute-ms): a layer computes, then waits for what it
-misses; forecasts are read in between.
+Times come from a simple machine (--bandwidth, --latency-ms, --compute-ms, --expert-ms): a layer computes to its gate,
+reads what it misses behind the experts that are there, and waits for the rest; forecasts are read in between.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ _PLOT_PERCENTS = (5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 100)
               help="Bytes a second of the link.")  # fmt: skip
 @click.option("--latency-ms", type=click.FloatRange(min=0), default=0.1, show_default=True, help="Of one read.")
 @click.option("--compute-ms", type=click.FloatRange(min=0), default=0.5, show_default=True, help="Of a layer.")
+@click.option("--expert-ms", type=click.FloatRange(min=0), default=0.0, show_default=True,
+              help="Of one expert, within --compute-ms: reads hide behind experts that are there.")  # fmt: skip
 @click.option("--ablate", is_flag=True, help="What controller and predictor are worth: PEARL's own table.")
 @click.option("--plot", is_flag=True, help="Draw hit rate over budget for the policies.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a policy (an array for several).")
@@ -54,6 +56,7 @@ def command(
     bandwidth: Size,
     latency_ms: float,
     compute_ms: float,
+    expert_ms: float,
     ablate: bool,
     plot: bool,
     as_json: bool,
@@ -69,7 +72,7 @@ def command(
     rules = rules or ("engine" if ahead else "pool")
     if rules == "engine" and scope == "global":
         raise UsageError("--rules engine has slots per layer; use --scope layer, or --rules pool for one global pool")
-    machine = Machine(float(bandwidth.n_bytes), latency_ms / 1e3, compute_ms / 1e3)
+    machine = Machine(float(bandwidth.n_bytes), latency_ms / 1e3, compute_ms / 1e3, expert_ms / 1e3)
     setting = Setting(machine, scope, rules, predictor, stride)
     budget_bytes = budget.of(routes.total_expert_bytes)
     names = [evict] if evict else [name for name in POLICIES if rules == "engine" or name not in _ENGINE_ONLY]

@@ -1,9 +1,10 @@
 """What a replay would have cost in time: one token after the other, one layer after the other, one link.
 
-A layer takes `compute_s`; then its gate is known, and whatever it misses is waited for: latency once, then bytes over
-bandwidth. Between two gates the link is free for forecasts, one expert after the other; a demand overtakes them at the
-border of a chunk (a third of an expert), as in the runtime. That reads also hide behind the experts already there is
-left out, so stalls are upper bounds.
+A layer computes up to its gate; then whatever it misses is read, latency once, then bytes over bandwidth, while the
+experts already there are computed (`expert_s` each), then each of those read once its matrices are there: gate and up
+after two thirds of its bytes, down after all. What the computing thread waits in between is the stall. When demands are
+read the link is free for forecasts, one expert after the other; a demand overtakes them at the border of a chunk (a
+third of an expert), as in the runtime. With `expert_s` 0 nothing hides behind a layer's own experts: an upper bound.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ Forecaster = Callable[[Event], Sequence[Forecast]]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """bytes_per_s: of the link; latency_s: of one read; compute_s: of one layer of one token."""
+    """bytes_per_s: of the link; latency_s: of one read; compute_s: of one layer of one token, of which expert_s is each
+    of its experts.
+    """
 
     bytes_per_s: float
     latency_s: float
     compute_s: float
+    expert_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -75,11 +79,17 @@ class CostModel:
         decode = event.phase == DECODE
         self._begin_token(event, decode)
         started = self._clock_s
-        self._advance(self.machine.compute_s)
-        stall_s = self._demand(event, missing, decode)
+        experts_s = min(event.expert_ids.size * self.machine.expert_s, self.machine.compute_s)
+        self._advance(self.machine.compute_s - experts_s)
+        landing_s = self._demand(event, missing, decode)
         self._resident[event.layer] = resident
         if decode and self.forecaster is not None:
             self._queue_forecasts(event)
+        took_s = self._compute_experts(experts_s, event.expert_ids.size, landing_s)
+        stall_s = took_s - experts_s
+        link_s = landing_s[-1] if landing_s else 0.0
+        self._clock_s += link_s
+        self._advance(took_s - link_s)
         if decode:
             self.stall_s += stall_s
             self.token_s[-1] += self._clock_s - started
@@ -125,27 +135,42 @@ class CostModel:
                 self._landed[read.layer, read.expert] = read.n_bytes
                 self._count_read(read.n_bytes)
 
+    def _compute_experts(self, experts_s: float, n_experts: int, landing_s: Sequence[float]) -> float:
+        """Seconds from the gate until all experts are computed. landing_s: when each missing one is there, ascending.
+        """
+        each_s = experts_s / max(n_experts, 1)
+        done_s = (n_experts - len(landing_s)) * each_s
+        before_s = 0.0
+        for landed_s in landing_s:
+            gate_up_s = landed_s - (landed_s - before_s) / _CHUNKS
+            done_s = max(done_s, gate_up_s) + each_s * (_CHUNKS - 1) / _CHUNKS
+            done_s = max(done_s, landed_s) + each_s / _CHUNKS
+            before_s = landed_s
+        return done_s
+
     def _count_read(self, n_bytes: int) -> None:
         self.prefetch_bytes += n_bytes
         self._stats.prefetch_bytes += n_bytes
 
-    def _demand(self, event: Event, missing: np.ndarray, decode: bool) -> float:
-        """Wait for the missing experts; forecasts of this layer are settled."""
+    def _demand(self, event: Event, missing: np.ndarray, decode: bool) -> list[float]:
+        """Read the missing experts, forecasts of this layer first: seconds from now when each has landed, ascending.
+        Forecasts of this layer are settled; the link is busy until the last has landed.
+        """
         size, machine = int(self.expert_bytes[event.layer]), self.machine
         wanted = set(missing.tolist())
         running = self._queue[0] if self._queue and self._begun(self._queue[0]) else None
-        seconds = 0.0
         for expert in list(wanted):
             n_bytes = self._landed.pop((event.layer, expert), 0)
             if n_bytes:
                 self._settle(n_bytes, useful=True)
                 wanted.discard(expert)
+        left_s: list[float] = []
         for read in [read for read in self._queue if read.layer == event.layer]:
             self._queue.remove(read)
             if read.expert in wanted:
                 running = None if read is running else running
                 wanted.discard(read.expert)
-                seconds += read.left_s
+                left_s.append(read.left_s)
                 self._count_read(read.n_bytes)
                 self._settle(read.n_bytes, useful=True)
             elif self._begun(read):
@@ -154,15 +179,17 @@ class CostModel:
         for key in [key for key in self._landed if key[0] == event.layer]:
             self._settle(self._landed.pop(key), useful=False)
         if wanted:
-            seconds += machine.latency_s + len(wanted) * size / machine.bytes_per_s
+            left_s += [size / machine.bytes_per_s] * len(wanted)
+            left_s[-len(wanted)] += machine.latency_s
             if decode:
                 self.demand_bytes += len(wanted) * size
             self._stats.demand_bytes += len(wanted) * size
-        if seconds:
-            seconds += self._rest_of_chunk(running) if running is not None else 0.0
-            self._stats.busy_s += seconds
-            self._clock_s += seconds
-        return seconds
+        if not left_s:
+            return []
+        left_s[0] += self._rest_of_chunk(running) if running is not None else 0.0
+        landing_s: list[float] = np.cumsum(left_s).tolist()
+        self._stats.busy_s += landing_s[-1]
+        return landing_s
 
     def _begun(self, read: _Read) -> bool:
         return read.left_s < read.n_bytes / self.machine.bytes_per_s + self.machine.latency_s - 1e-12

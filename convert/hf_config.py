@@ -11,8 +11,9 @@ from typing import Any
 
 from convert.gguf_metadata import Metadata
 from convert.hf_dims import architecture_fields
+from convert.hf_rope import read_rope_scaling
 from convert.hf_values import HfValues
-from convert.model_metadata import ModelDims, RopeScaling, add_model_keys
+from convert.model_metadata import ModelDims, add_model_keys
 from models.errors import CheckpointError, UnsupportedArchitecture, UnsupportedError
 
 ARCHITECTURES = {
@@ -26,13 +27,16 @@ ARCHITECTURES = {
     "OlmoeForCausalLM": "olmoe",
     "Qwen2MoeForCausalLM": "qwen2moe",
     "Qwen3MoeForCausalLM": "qwen3moe",
+    "Qwen3NextForCausalLM": "qwen3next",
+    "Qwen3_5MoeForCausalLM": "qwen35moe",
+    "Qwen3_5MoeForConditionalGeneration": "qwen35moe",
 }
+_PARTLY_ROTATED = ("glm4moe", "qwen35moe", "qwen3next")
+_WINDOWED = ("gpt-oss", "llama")  # architectures whose sliding window is kept
 _DEFAULT_THETA = {"gpt-oss": 1.5e5, "llama": 1e6}  # transformers' own; the others' is 1e4
-_DEFAULT_EPS = {"deepseek2": 1e-6, "granitemoe": 1e-6, "qwen2moe": 1e-6, "qwen3moe": 1e-6}  # the others' is 1e-5
-_ROPE_KEYS = {
-    "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
-    "partial_rotary_factor", "truncate",
-}  # fmt: skip
+_DEFAULT_EPS = {
+    name: 1e-6 for name in ("deepseek2", "granitemoe", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next")
+}  # the others' is 1e-5
 
 
 class HfConfig(HfValues):
@@ -48,7 +52,9 @@ class HfConfig(HfValues):
         heads, hidden = self.integer("num_attention_heads"), self.integer("hidden_size")
         if not heads:
             raise CheckpointError(f"{self.path}: num_attention_heads is 0")
-        width = self.integer("intermediate_size")
+        # A model with experts in every layer may have no such width.
+        width = self.integer("intermediate_size") if self.architecture != "qwen35moe" else 0
+        theta = self._rope_theta()
         fields: dict[str, Any] = {
             "hidden_size": hidden,
             "num_layers": self.integer("num_hidden_layers"),
@@ -59,9 +65,9 @@ class HfConfig(HfValues):
             "num_experts_per_tok": self.integer("num_experts_per_tok"),
             "vocab_size": self.integer("vocab_size"),
             "context_length": self.integer("max_position_embeddings"),
-            "rope_theta": self._rope_theta(),
+            "rope_theta": theta,
             "rms_norm_eps": self.real("rms_norm_eps", default=_DEFAULT_EPS.get(self.architecture, 1e-5)),
-            "rope_scaling": self._rope_scaling(),
+            "rope_scaling": read_rope_scaling(self, self.architecture, self._n_rot, theta),
             **architecture_fields(self, self.architecture, self.model_class),
         }
         if "latent" not in fields:
@@ -92,58 +98,18 @@ class HfConfig(HfValues):
             raise CheckpointError(f"{self.path}: rope_theta is {theta!r}, not a number")
         return float(theta)
 
-    def _rope_scaling(self) -> RopeScaling | None:
-        rope = self.rope()
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind == "default":
-            return None
-        numbers = {key: value for key, value in rope.items() if type(value) in (int, float)}
-        if kind not in ("linear", "yarn") or "factor" not in numbers:
-            raise UnsupportedError(
-                f"{self.path}: rope type {kind!r} is not supported; supported: default, linear, yarn"
-            )
-        if kind == "yarn":
-            self._check_yarn_ramp(rope)
-        latent_yarn = self.architecture == "deepseek2" and kind == "yarn"
-        others = sorted(set(rope) - _ROPE_KEYS - ({"mscale", "mscale_all_dim"} if latent_yarn else set()))
-        if others:
-            raise UnsupportedError(f"{self.path}: rope parameter {others[0]} is not supported with {kind} scaling")
-        original = numbers.get("original_max_position_embeddings")
-        return RopeScaling(
-            kind=kind,
-            factor=float(numbers["factor"]),
-            original_context=None if original is None else int(original),
-            beta_fast=numbers.get("beta_fast"),
-            beta_slow=numbers.get("beta_slow"),
-            log_multiplier=self._log_multiplier(numbers) if latent_yarn else None,
-        )
-
-    def _check_yarn_ramp(self, rope: dict[str, Any]) -> None:
-        """No key of a GGUF says whether YaRN's ramp is rounded to whole components, so it must be as the architecture
-        has it."""
-        expected = self.architecture != "gpt-oss"
-        if rope.get("truncate", True) is not expected:
-            raise UnsupportedError(
-                f"{self.path}: YaRN with truncate {rope.get('truncate')} is not supported for {self.architecture}; "
-                f"supported: {expected}"
-            )
-
-    def _log_multiplier(self, rope: dict[str, Any]) -> float:
-        """0.1 * mscale_all_dim; with mscale equal to it the factor on cos and sin is 1, which is all that GGUF says."""
-        if not rope.get("mscale_all_dim") or rope.get("mscale") != rope["mscale_all_dim"]:
-            raise UnsupportedError(
-                f"{self.path}: YaRN with mscale {rope.get('mscale')} and mscale_all_dim {rope.get('mscale_all_dim')} "
-                "is not supported; supported: equal and above 0"
-            )
-        return 0.1 * float(rope["mscale_all_dim"])
+    def _n_rot(self) -> int:
+        """Components of a head that rotate where all do."""
+        heads, hidden = self.integer("num_attention_heads"), self.integer("hidden_size")
+        return self.integer("head_dim") if self.values.get("head_dim") else hidden // heads
 
     def _refuse_unimplemented(self) -> None:
         self.require("hidden_act", "silu")
         partial = self.rope().get("partial_rotary_factor", self.values.get("partial_rotary_factor"))
-        if partial not in (None, 1.0) and self.architecture != "glm4moe":
+        if partial not in (None, 1.0) and self.architecture not in _PARTLY_ROTATED:
             raise UnsupportedError(f"{self.path}: partial_rotary_factor {partial!r} is not supported; supported: 1.0")
         window = self.values.get("sliding_window")
-        if window and self.values.get("use_sliding_window", True) and self.architecture != "gpt-oss":
+        if window and self.values.get("use_sliding_window", True) and self.architecture not in _WINDOWED:
             self.notes.append(
                 f"sliding_window {window} is not applied: attention sees the whole context, as in llama.cpp"
             )

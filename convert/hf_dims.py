@@ -11,6 +11,7 @@ from typing import Any
 
 from convert.hf_values import HfValues
 from convert.model_metadata import SIGMOID, SOFTMAX, ConstantFactors, LatentDims
+from models.config_recurrent import DeltaNetConfig
 from models.errors import CheckpointError, UnsupportedError
 
 Fields = dict[str, Any]
@@ -31,7 +32,7 @@ def _olmoe(config: HfValues) -> Fields:
 
 
 def _llama(config: HfValues) -> Fields:
-    return {}
+    return {"sliding_window": config.optional_integer("sliding_window") or None}
 
 
 def _qwen3(config: HfValues) -> Fields:
@@ -52,6 +53,64 @@ def _qwen2(config: HfValues) -> Fields:
         "attention_bias": True,
         "shared_intermediate_size": config.integer("shared_expert_intermediate_size"),
     }
+
+
+def _qwen3_next(config: HfValues) -> Fields:
+    config.require("attention_bias", False)
+    layers = _recurrent_layers(config)
+    heads, key_heads = config.integer("linear_num_value_heads"), config.integer("linear_num_key_heads")
+    net = DeltaNetConfig(
+        layers=layers,
+        conv_kernel=config.integer("linear_conv_kernel_dim"),
+        num_key_heads=key_heads,
+        num_heads=heads,
+        key_dim=config.integer("linear_key_head_dim"),
+        value_dim=config.integer("linear_value_head_dim"),
+    )
+    if not key_heads or heads % key_heads or net.conv_kernel < 2:
+        raise UnsupportedError(f"{config.path}: {heads} value heads over {key_heads} key heads are not possible")
+    return {
+        **_qwen3(config),
+        "n_rot": _rotated(config, 0.25),
+        "shared_intermediate_size": config.integer("shared_expert_intermediate_size"),
+        "delta_net": net,
+    }
+
+
+def _qwen3_5(config: HfValues) -> Fields:
+    rope = config.rope()
+    if rope.get("mrope_interleaved", True) is not True:
+        raise UnsupportedError(f"{config.path}: mrope_interleaved {rope['mrope_interleaved']} is not supported")
+    sections = rope.get("mrope_section", [11, 11, 10])
+    if not isinstance(sections, list) or not all(type(n) is int and n >= 0 for n in sections) or len(sections) > 4:
+        raise CheckpointError(f"{config.path}: mrope_section is {sections!r}, not up to four whole numbers")
+    return {**_qwen3_next(config), "rope_sections": tuple(sections + [0] * (4 - len(sections)))}
+
+
+def _recurrent_layers(config: HfValues) -> tuple[bool, ...]:
+    """Which layers have a delta net: as listed, or all but every fourth."""
+    kinds, n = config.values.get("layer_types"), config.integer("num_hidden_layers")
+    if kinds is None:
+        interval = config.integer("full_attention_interval", default=4)
+        return tuple((layer + 1) % max(interval, 1) != 0 for layer in range(n))
+    if not isinstance(kinds, list) or len(kinds) != n:
+        raise CheckpointError(f"{config.path}: layer_types does not name the kind of each of {n} layers")
+    strange = next((kind for kind in kinds if kind not in ("linear_attention", "full_attention")), None)
+    if strange is not None:
+        raise UnsupportedError(f"{config.path}: layer type {strange!r} is not supported")
+    return tuple(kind == "linear_attention" for kind in kinds)
+
+
+def _rotated(config: HfValues, default: float) -> int:
+    """Components of a head that rotate. Raises UnsupportedError for a share that cannot be."""
+    head_dim = config.integer("head_dim")
+    partial = config.rope().get("partial_rotary_factor", config.values.get("partial_rotary_factor"))
+    if partial is None:
+        partial = config.default("partial_rotary_factor", default)
+    n_rot = int(head_dim * partial) if type(partial) in (int, float) and 0 < partial <= 1 else 0
+    if n_rot < 2 or n_rot % 2:
+        raise UnsupportedError(f"{config.path}: partial_rotary_factor {partial!r} of {head_dim} is not possible")
+    return n_rot
 
 
 def _granite(config: HfValues) -> Fields:
@@ -89,19 +148,12 @@ def _gpt_oss(config: HfValues) -> Fields:
 
 
 def _glm4(config: HfValues) -> Fields:
-    head_dim = config.integer("head_dim")
-    partial = config.rope().get("partial_rotary_factor", config.values.get("partial_rotary_factor"))
-    if partial is None:
-        partial = config.default("partial_rotary_factor", 0.5)
-    n_rot = int(head_dim * partial) if type(partial) in (int, float) and 0 < partial <= 1 else 0
-    if n_rot < 2 or n_rot % 2:
-        raise UnsupportedError(f"{config.path}: partial_rotary_factor {partial!r} of {head_dim} is not possible")
     groups = config.integer("n_group", default=1)
     return {
         "moe_intermediate_size": config.integer("moe_intermediate_size"),
         "qk_norm": "head" if config.flag("use_qk_norm") else "none",
         "attention_bias": bool(config.flag("attention_bias")),
-        "n_rot": n_rot,
+        "n_rot": _rotated(config, 0.5),
         "gating": SIGMOID,
         "num_groups": groups if groups > 1 else None,
         "num_groups_used": config.integer("topk_group") if groups > 1 else None,
@@ -160,4 +212,6 @@ _FIELDS: dict[str, Callable[[HfValues], Fields]] = {
     "olmoe": _olmoe,
     "qwen2moe": _qwen2,
     "qwen3moe": _qwen3,
+    "qwen35moe": _qwen3_5,
+    "qwen3next": _qwen3_next,
 }

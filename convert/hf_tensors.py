@@ -4,10 +4,15 @@ checked against what config.json makes them, nothing missing and nothing left ov
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from convert.delta_net_rows import delta_net_view, is_shifted_norm, norms_are_shifted, qkv_and_gate, unlikely_norms
 from convert.expert_rows import EveryNth, Mxfp4Rows, Reshaped, TransposedRows
 from convert.hf_names import (
     DROPPED,
@@ -15,14 +20,16 @@ from convert.hf_names import (
     ExpertBiasRows,
     Experts,
     Halves,
+    KeyHeadGroups,
     Place,
     Plain,
     layer_of,
     map_name,
+    why_left_behind,
 )
 from convert.latent_rows import KeyExpansion, ValueExpansion
 from convert.model_metadata import ModelDims
-from convert.rows import FileRows, Fp8Rows, OpenFile, RopePermuted, Rows, Slice
+from convert.rows import ArrayRows, FileRows, Fp8Rows, OpenFile, RopePermuted, Rows, Slice
 from convert.safetensors_header import Stored
 from convert.source import SourceTensor, check_experts, expert_name
 from convert.tensor_table import Shapes, expert_shape, has_experts, layer_shapes, outer_shapes
@@ -49,23 +56,30 @@ class HfTensors:
     notes: list[str] = field(default_factory=list)
     _files: dict[Path, OpenFile] = field(default_factory=dict)
     _shapes: Shapes = field(default_factory=dict)
+    _shifted_norms: bool = False
 
     def __post_init__(self) -> None:
         self._shapes = outer_shapes(self.dims)
         for layer in range(self.dims.num_layers):
             self._shapes |= {f"blk.{layer}.{name}": shape for name, shape in layer_shapes(self.dims, layer).items()}
+        if self.dims.delta_net is not None:
+            self._shifted_norms = norms_are_shifted(self.stored, self.dims.delta_net)
 
     def build(self, allow_unmapped: bool, whole: bool = True) -> list[SourceTensor]:
         """Every tensor of the model, in no order; with `whole` False only those that are there. Raises CheckpointError,
         UnsupportedError.
         """
-        tensors: dict[str, SourceTensor] = {}
-        unmapped, n_unused = [], 0
+        tensors = {tensor.name: tensor for tensor in self._made()}
+        unmapped: list[str] = []
+        left_behind: Counter[str] = Counter()
         for stored in self.stored.values():
             if DROPPED.search(stored.name) or self._is_scale(stored.name):
                 continue
+            why = why_left_behind(stored.name)
             if self._is_of_unused_layer(stored.name):
-                n_unused += 1
+                why = f"are of layers {self.dims.num_layers} and up, predict several tokens at once and are not computed"
+            if why is not None:
+                left_behind[why] += 1
                 continue
             place = map_name(stored.name, self.dims.architecture)
             if place is None or not self._has_place(place):
@@ -75,15 +89,18 @@ class HfTensors:
                 if tensor.name in tensors:
                     raise CheckpointError(f"{stored.path}: tensor '{stored.name}' gives {tensor.name} a second time")
                 tensors[tensor.name] = tensor
-        if n_unused:
-            self.notes.append(
-                f"{n_unused} tensors of layers {self.dims.num_layers} and up are left behind: they predict several "
-                "tokens at once and are not computed"
-            )
+        self.notes += [f"{n} tensors are left behind: they {why}" for why, n in left_behind.items()]
+        self._report_unlikely_norms(tensors)
         self._report_unmapped(unmapped, allow_unmapped)
         if whole:
             self._check_complete(tensors)
         return list(tensors.values())
+
+    def _made(self) -> list[SourceTensor]:
+        """The tensors that config.json holds the numbers of."""
+        scaling = self.dims.rope_scaling
+        numbers = scaling.tensors if scaling is not None else {}
+        return [SourceTensor(name, (len(v),), ArrayRows(np.array([v], np.float32))) for name, v in numbers.items()]
 
     def close(self) -> None:
         for file in self._files.values():
@@ -108,6 +125,8 @@ class HfTensors:
             return False
         if isinstance(place, Expansion):
             return self.dims.latent is not None
+        if isinstance(place, KeyHeadGroups):
+            return f"blk.{place.layer}.attn_qkv.weight" in self._shapes
         return has_experts(self.dims, place.layer)
 
     def _make(self, stored: Stored, place: Place) -> list[SourceTensor]:
@@ -115,6 +134,8 @@ class HfTensors:
             return [self._plain(stored, place)]
         if isinstance(place, Halves):
             return self._halves(stored, place)
+        if isinstance(place, KeyHeadGroups):
+            return self._key_head_groups(stored, place)
         if isinstance(place, ExpertBiasRows):
             return self._expert_biases(stored, place)
         return self._experts(stored, place) if isinstance(place, Experts) else self._expansion(stored, place)
@@ -154,12 +175,34 @@ class HfTensors:
 
     def _plain(self, stored: Stored, place: Plain) -> SourceTensor:
         shape = self._shapes[place.name]
+        if place.name.endswith(".ssm_conv1d.weight") and len(stored.shape) == 3:  # a 1 is among the three
+            self._check_shape(stored, (shape[0], 1, shape[1]) if self._shifted_norms else (*shape, 1))
+            stored = dataclasses.replace(stored, shape=shape)
         # A gate of one row is stored as [1, width], a GGUF keeps it as a vector.
         self._check_shape(stored, (1, *shape) if stored.shape[:1] == (1,) and len(shape) == 1 else shape)
         rows = self._rows(stored, math.prod(shape[:-1]), shape[-1])
         if self.dims.architecture in _PERMUTED and place.name.endswith((".attn_q.weight", ".attn_k.weight")):
             rows = RopePermuted(rows, self.dims.head_dim)
+        if self.dims.delta_net is not None:
+            tiled = self.dims.architecture == "qwen35moe"
+            rows = delta_net_view(place.name, rows, self.dims.delta_net, tiled, self._shifted_norms)
         return SourceTensor(place.name, tuple(reversed(shape)), rows)
+
+    def _key_head_groups(self, stored: Stored, place: KeyHeadGroups) -> list[SourceTensor]:
+        net, hidden = self.dims.delta_net, self.dims.hidden_size
+        assert net is not None
+        self._check_shape(stored, (net.conv_width + net.value_width, hidden))
+        parts = qkv_and_gate(self._rows(stored, *stored.shape), net)
+        names = (f"blk.{place.layer}.{name}.weight" for name in ("attn_qkv", "attn_gate"))
+        return [
+            SourceTensor(name, (hidden, rows.n_rows), rows) for name, rows in zip(names, parts, strict=True)
+        ]
+
+    def _report_unlikely_norms(self, tensors: dict[str, SourceTensor]) -> None:
+        if self.dims.delta_net is not None:
+            norms = {name: tensor.rows for name, tensor in tensors.items() if is_shifted_norm(name)}
+            line = unlikely_norms(norms)
+            self.notes += [line] if line is not None else []
 
     def _halves(self, stored: Stored, place: Halves) -> list[SourceTensor]:
         n_rows, n_cols = self._shapes[place.names[0]]

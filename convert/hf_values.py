@@ -20,6 +20,13 @@ class HfValues:
         self.values = {**values, **(values["text_config"] if isinstance(values.get("text_config"), dict) else {})}
         self.notes: list[str] = []
 
+    @classmethod
+    def of(cls, parent: HfValues, values: dict[str, Any]) -> HfValues:
+        """A part of `parent`, whose notes it shares."""
+        part = cls(parent.path.parent, values)
+        part.notes = parent.notes
+        return part
+
     def integer(self, *keys: str, default: int | None = None) -> int:
         """The whole number under the first of `keys` that is there. Raises CheckpointError."""
         value = self._first(keys)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
 from convert.gguf_metadata import Metadata
+from models.config_recurrent import DeltaNetConfig
 
 SOFTMAX, SIGMOID = 1, 2  # values of expert_gating_func
 
@@ -34,13 +37,17 @@ class ConstantFactors:
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """`kind` "linear" or "yarn". `log_multiplier`: 0.1 * mscale_all_dim, of latent attention only."""
+    """`kind` "linear", "yarn", or one that a file keeps as `tensors`, by name, and no keys. `attention_factor`: beside
+    YaRN's own. `log_multiplier`: 0.1 * mscale_all_dim, of latent attention only.
+    """
 
     kind: str
     factor: float
     original_context: int | None = None
     beta_fast: float | None = None
     beta_slow: float | None = None
+    attention_factor: float | None = None
+    tensors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     log_multiplier: float | None = None
 
 
@@ -84,6 +91,8 @@ class ModelDims:
     swiglu_limit: float | None = None
     factors: ConstantFactors | None = None
     latent: LatentDims | None = None
+    delta_net: DeltaNetConfig | None = None  # then attention, where it is, has a gate on its output
+    rope_sections: tuple[int, ...] | None = None  # components for the axes of pictures; text has one position
 
     @property
     def has_selection_bias(self) -> bool:
@@ -96,7 +105,8 @@ class ModelDims:
         return self.shared_intermediate_size or (self.shared_experts or 0) * self.moe_intermediate_size
 
 
-_EXPERT_WIDTH_KEY = ("qwen2moe", "qwen3moe", "deepseek2", "glm4moe", "gpt-oss")  # the others have the dense one
+# The others' experts are as wide as a dense layer.
+_EXPERT_WIDTH_KEY = ("qwen2moe", "qwen3moe", "deepseek2", "glm4moe", "gpt-oss", "qwen35moe", "qwen3next")
 
 
 def add_model_keys(metadata: Metadata, dims: ModelDims) -> None:
@@ -105,7 +115,8 @@ def add_model_keys(metadata: Metadata, dims: ModelDims) -> None:
     metadata.u32(f"{arch}.block_count", dims.num_layers)
     metadata.u32(f"{arch}.context_length", dims.context_length)
     metadata.u32(f"{arch}.embedding_length", dims.hidden_size)
-    metadata.u32(f"{arch}.feed_forward_length", dims.intermediate_size)
+    if dims.intermediate_size:
+        metadata.u32(f"{arch}.feed_forward_length", dims.intermediate_size)
     metadata.u32(f"{arch}.attention.head_count", dims.num_heads)
     metadata.f32(f"{arch}.attention.layer_norm_rms_epsilon", dims.rms_norm_eps)
     metadata.f32(f"{arch}.rope.freq_base", dims.rope_theta)
@@ -128,7 +139,23 @@ def add_model_keys(metadata: Metadata, dims: ModelDims) -> None:
         metadata.f32(f"{arch}.logit_scale", dims.factors.logits)
     if dims.rope_scaling is not None:
         _add_rope_scaling(metadata, arch, dims.rope_scaling)
+    if dims.delta_net is not None:
+        _add_delta_net_keys(metadata, arch, dims.delta_net)
+    if dims.rope_sections is not None:
+        metadata.array(f"{arch}.rope.dimension_sections", np.array(dims.rope_sections, np.int32))
     _add_expert_keys(metadata, dims)
+
+
+def _add_delta_net_keys(metadata: Metadata, arch: str, net: DeltaNetConfig) -> None:
+    metadata.u32(f"{arch}.ssm.conv_kernel", net.conv_kernel)
+    metadata.u32(f"{arch}.ssm.state_size", net.key_dim)
+    metadata.u32(f"{arch}.ssm.group_count", net.num_key_heads)
+    metadata.u32(f"{arch}.ssm.time_step_rank", net.num_heads)
+    metadata.u32(f"{arch}.ssm.inner_size", net.value_width)
+    metadata.array(f"{arch}.attention.recurrent_layers", np.array(net.layers))
+    gaps = {here - there for there, here in pairwise([-1, *(i for i, own in enumerate(net.layers) if not own)])}
+    if len(gaps) == 1:  # what older llama.cpp reads
+        metadata.u32(f"{arch}.full_attention_interval", gaps.pop())
 
 
 def _add_latent_keys(metadata: Metadata, arch: str, latent: LatentDims) -> None:
@@ -145,12 +172,15 @@ def _add_latent_keys(metadata: Metadata, arch: str, latent: LatentDims) -> None:
 
 
 def _add_rope_scaling(metadata: Metadata, arch: str, scaling: RopeScaling) -> None:
+    if scaling.tensors:
+        return
     at = f"{arch}.rope.scaling"
     metadata.string(f"{at}.type", scaling.kind)
     metadata.f32(f"{at}.factor", scaling.factor)
     if scaling.original_context is not None:
         metadata.u32(f"{at}.original_context_length", scaling.original_context)
     for name, value in (
+        ("attn_factor", scaling.attention_factor),
         ("yarn_beta_fast", scaling.beta_fast),
         ("yarn_beta_slow", scaling.beta_slow),
         ("yarn_log_multiplier", scaling.log_multiplier),

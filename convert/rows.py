@@ -102,6 +102,28 @@ class FileRows:
 
 
 @dataclass(frozen=True, slots=True)
+class ArrayRows:
+    """A few rows of float32 that are in memory."""
+
+    array: Floats
+    quant_type: QuantType = QuantType.F32
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.array.shape[0])
+
+    @property
+    def n_cols(self) -> int:
+        return int(self.array.shape[1])
+
+    def raw(self, first: int, n: int) -> Bytes:
+        return self.floats(first, n).reshape(-1).view(np.uint8)
+
+    def floats(self, first: int, n: int) -> Floats:
+        return np.ascontiguousarray(self.array[first : first + n], "<f4")
+
+
+@dataclass(frozen=True, slots=True)
 class Slice:
     """`n_rows` rows of `base` from row `start`: one expert of a stack, or one half of a fused matrix."""
 

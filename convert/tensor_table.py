@@ -7,21 +7,28 @@ Shapes are in numpy order (rows first); the order of the entries is the order in
 from __future__ import annotations
 
 from convert.model_metadata import LatentDims, ModelDims
+from models.config_recurrent import DeltaNetConfig
 
 Shapes = dict[str, tuple[int, ...]]
+_NORM_BEHIND_ATTENTION = ("glm4moe", "gpt-oss", "qwen35moe", "qwen3next")  # what others call ffn_norm
+_SHARED_EXPERT_GATE = ("qwen2moe", "qwen35moe", "qwen3next")
 
 
 def outer_shapes(dims: ModelDims) -> Shapes:
     """The tensors outside the layers. `output.weight` may be missing: then the embedding doubles as it."""
     table = (dims.vocab_size, dims.hidden_size)
-    return {"token_embd.weight": table, "output_norm.weight": (dims.hidden_size,), "output.weight": table}
+    made = dims.rope_scaling.tensors if dims.rope_scaling is not None else {}
+    factors: Shapes = {name: (len(values),) for name, values in made.items()}
+    return factors | {"token_embd.weight": table, "output_norm.weight": (dims.hidden_size,), "output.weight": table}
 
 
 def layer_shapes(dims: ModelDims, layer: int) -> Shapes:
     """Every tensor of `layer` but its routed experts, without the leading `blk.N.`; each is required."""
     hidden = dims.hidden_size
-    norm = "post_attention_norm" if dims.architecture in ("glm4moe", "gpt-oss") else "ffn_norm"
-    shapes = {"attn_norm.weight": (hidden,), **_attention(dims), f"{norm}.weight": (hidden,)}
+    norm = "post_attention_norm" if dims.architecture in _NORM_BEHIND_ATTENTION else "ffn_norm"
+    net = dims.delta_net
+    mixer = _delta_net(dims, net) if net is not None and net.layers[layer] else _attention(dims)
+    shapes = {"attn_norm.weight": (hidden,), **mixer, f"{norm}.weight": (hidden,)}
     if not has_experts(dims, layer):
         return shapes | _gated("ffn_{}.weight", hidden, dims.intermediate_size)
     shapes["ffn_gate_inp.weight"] = (dims.num_experts, hidden)
@@ -32,7 +39,7 @@ def layer_shapes(dims: ModelDims, layer: int) -> Shapes:
     if dims.has_selection_bias:
         shapes["exp_probs_b.bias"] = (dims.num_experts,)
     if dims.shared_width:
-        if dims.architecture == "qwen2moe":
+        if dims.architecture in _SHARED_EXPERT_GATE:
             shapes["ffn_gate_inp_shexp.weight"] = (hidden,)
         shapes |= _gated("ffn_{}_shexp.weight", hidden, dims.shared_width)
     return shapes
@@ -53,7 +60,8 @@ def _attention(dims: ModelDims) -> Shapes:
         return _latent_attention(dims, dims.latent)
     hidden, query, key = dims.hidden_size, dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
     shapes: Shapes = {}
-    for name, rows in (("q", query), ("k", key), ("v", key)):
+    gated = 2 * query if dims.delta_net is not None else query  # with a gate on attention's output
+    for name, rows in (("q", gated), ("k", key), ("v", key)):
         shapes[f"attn_{name}.weight"] = (rows, hidden)
         if dims.attention_bias:
             shapes[f"attn_{name}.bias"] = (rows,)
@@ -67,6 +75,22 @@ def _attention(dims: ModelDims) -> Shapes:
     if dims.sinks:
         shapes["attn_sinks.weight"] = (dims.num_heads,)
     return shapes
+
+
+def _delta_net(dims: ModelDims, net: DeltaNetConfig) -> Shapes:
+    hidden, heads = dims.hidden_size, net.num_heads
+    shapes: Shapes = {"attn_qkv.weight": (net.conv_width, hidden), "attn_gate.weight": (net.value_width, hidden)}
+    if dims.architecture == "qwen3next":
+        shapes["ssm_ba.weight"] = (2 * heads, hidden)
+    else:
+        shapes |= {"ssm_beta.weight": (heads, hidden), "ssm_alpha.weight": (heads, hidden)}
+    return shapes | {
+        "ssm_conv1d.weight": (net.conv_width, net.conv_kernel),
+        "ssm_dt.bias": (heads,),
+        "ssm_a": (heads,),
+        "ssm_norm.weight": (net.value_dim,),
+        "ssm_out.weight": (hidden, net.value_width),
+    }
 
 
 def _latent_attention(dims: ModelDims, latent: LatentDims) -> Shapes:

@@ -49,6 +49,7 @@ def test_yarn_is_written() -> None:
     [
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope type 'longrope'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope type 'llama3' is not supported for olmoe"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 1}}, "mscale"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ],

@@ -38,11 +38,19 @@ def logits(path: Path, ids: np.ndarray) -> np.ndarray:
 
 
 YARN = {"rope_theta": 10000.0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_theta": 10000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("olmoe", {}),
     "qwen3moe": ("qwen3moe", {}),
     "qwen3moe_yarn": ("qwen3moe", {"rope_parameters": YARN}),
     "llama": ("llama", {}),
+    "qwen3moe_yarn_factor": ("qwen3moe", {"rope_parameters": {**YARN, "attention_factor": 1.3}}),
+    "llama_window": ("llama", {"sliding_window": 6}),
+    "llama_llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "granitemoe_llama3": ("granitemoe", {"rope_parameters": LLAMA3}),
     "qwen2moe": ("qwen2moe", {}),
     "qwen2moe_normalised": ("qwen2moe", {"norm_topk_prob": True}),
     "deepseek2": ("deepseek2", {}),

@@ -1,0 +1,111 @@
+"""What a `config.json` says about rotary embeddings beyond their base: how a context was stretched, in the form that a
+GGUF keeps it in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from convert.hf_values import HfValues
+from convert.model_metadata import RopeScaling
+from models.errors import UnsupportedError
+
+_KEYS = {
+    "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor",
+}  # fmt: skip
+_OWN_KEYS = {
+    "linear": set[str](),
+    "yarn": {"beta_fast", "beta_slow", "truncate", "attention_factor"},
+    "llama3": {"low_freq_factor", "high_freq_factor"},
+}
+_WITH_DIVISORS = ("llama", "granitemoe")  # architectures whose files may carry rope_freqs, so that llama.cpp reads them
+
+
+def read_rope_scaling(
+    config: HfValues, architecture: str, n_rot: Callable[[], int], theta: float
+) -> RopeScaling | None:
+    """The scaling of `architecture`, None where there is none. `n_rot`: components of a head that rotate.
+
+    Raises UnsupportedError naming what pearl or a GGUF has no place for, CheckpointError for a value of a wrong type.
+    """
+    rope = HfValues.of(config, config.rope())
+    kind = rope.values.get("rope_type", rope.values.get("type", "default"))
+    if kind == "default":
+        return None
+    kinds = ["linear", "yarn"] + (["llama3"] if architecture in _WITH_DIVISORS else [])
+    if kind not in kinds or rope.values.get("factor") is None:
+        raise UnsupportedError(
+            f"{config.path}: rope type {kind!r} is not supported for {architecture}; supported: default, "
+            + ", ".join(kinds)
+        )
+    latent = architecture == "deepseek2" and kind == "yarn"
+    known = _KEYS | _OWN_KEYS[kind] | ({"mscale", "mscale_all_dim"} if latent else set())
+    others = sorted(set(rope.values) - known)
+    if others:
+        raise UnsupportedError(f"{config.path}: rope parameter {others[0]} is not supported with {kind} scaling")
+    if kind == "llama3":
+        return RopeScaling(kind, rope.real("factor"), tensors={"rope_freqs.weight": _divisors(rope, n_rot(), theta)})
+    if kind == "linear":
+        return RopeScaling(kind, rope.real("factor"))
+    _check_ramp(rope, architecture)
+    factor = rope.real("factor")
+    return RopeScaling(
+        kind=kind,
+        factor=factor,
+        original_context=rope.optional_integer("original_max_position_embeddings"),
+        beta_fast=_optional(rope, "beta_fast"),
+        beta_slow=_optional(rope, "beta_slow"),
+        attention_factor=_attention_factor(rope, factor),
+        log_multiplier=_log_multiplier(rope) if latent else None,
+    )
+
+
+def _optional(rope: HfValues, key: str) -> float | None:
+    return None if rope.values.get(key) is None else rope.real(key)
+
+
+def _attention_factor(rope: HfValues, factor: float) -> float | None:
+    """What is on cos and sin beside YaRN's own 0.1 ln factor + 1."""
+    stated = _optional(rope, "attention_factor")
+    return None if stated is None else stated / (0.1 * math.log(factor) + 1.0)
+
+
+def _check_ramp(rope: HfValues, architecture: str) -> None:
+    """No key of a GGUF says whether YaRN's ramp is rounded to whole components, so it must be as the architecture has
+    it.
+    """
+    expected = architecture != "gpt-oss"
+    if rope.values.get("truncate", True) is not expected:
+        raise UnsupportedError(
+            f"{rope.path}: YaRN with truncate {rope.values.get('truncate')} is not supported for {architecture}; "
+            f"supported: {expected}"
+        )
+
+
+def _log_multiplier(rope: HfValues) -> float:
+    """0.1 * mscale_all_dim; with mscale equal to it the factor on cos and sin is 1, which is all that GGUF says."""
+    own, all_dim = rope.values.get("mscale"), rope.values.get("mscale_all_dim")
+    if not all_dim or own != all_dim:
+        raise UnsupportedError(
+            f"{rope.path}: YaRN with mscale {own} and mscale_all_dim {all_dim} is not supported; supported: equal and "
+            "above 0"
+        )
+    return 0.1 * rope.real("mscale_all_dim")
+
+
+def _divisors(rope: HfValues, n_rot: int, theta: float) -> tuple[float, ...]:
+    """What divides each frequency by Llama 3.1's rule: 1 for waves that fit `high_freq_factor` times into the original
+    context, `factor` for those that fit less than `low_freq_factor` times, between them a smooth passage.
+    """
+    factor, low, high = (rope.real(key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    if not 0 < low < high:
+        raise UnsupportedError(f"{rope.path}: low_freq_factor {low} and high_freq_factor {high} are not possible")
+    frequencies = theta ** -(np.arange(0, n_rot, 2) / n_rot)
+    turns = rope.integer("original_max_position_embeddings") * frequencies / (2 * math.pi)
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    values: Any = 1.0 / (kept + (1.0 - kept) / factor)
+    return tuple(values.tolist())

@@ -205,10 +205,10 @@ class EmulatedCalls:
         writes: Sequence[Region],
     ) -> None:
         _join(stream.clock, self._host)
-        stream.enqueued += 1
-        stream.clock[stream.index] = stream.enqueued
+        stream.clock[stream.index] = stream.enqueued + 1
         if self.checked:
             self._checker.operation(name, stream.index, stream.clock, reads, writes)
+        stream.enqueued += 1
         stream.queue.append(_Operation(work, stream.waits))
         stream.waits = []
         self._advance()

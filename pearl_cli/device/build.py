@@ -1,0 +1,92 @@
+"""Put the residency controller of a device together: slots and slot table there, experts in host memory behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from kernels.backend import Backend
+from kernels.gpu.device_calls import DeviceCalls
+from kernels.gpu.timeline import Timeline
+from models.expert_provider import RouterWeights
+from pearl_cli.device.copy_queue import CopyQueue
+from pearl_cli.device.host_tier import HostPlan, HostTier
+from pearl_cli.device.slot_marks import SlotMarks
+from pearl_cli.device.slot_table import DeviceSlotTable
+from pearl_cli.device.streamed_experts import StreamedExperts
+from pearl_cli.device.vram_arena import VramArena
+from pearl_cli.predict.base import NextUse, Predictor
+from pearl_cli.residency.build import ExpertPlaces
+from pearl_cli.residency.cache_model import LayerCache
+from pearl_cli.residency.controller import ResidencyController
+from pearl_cli.residency.eviction import EvictionPolicy
+from pearl_cli.residency.layer_state import LayerState
+from pearl_cli.residency.prefetch import Prefetcher
+from pearl_cli.residency.slot_plan import SlotPlan
+from pearl_cli.residency.transfer import ReadFunction
+from pearl_cli.routing.base import RoutingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSide:
+    """What copies and kernels share: one computing and one copying stream, slots, and the table that finds experts."""
+
+    calls: DeviceCalls
+    compute: Timeline
+    copies: Timeline
+    arena: VramArena
+    table: DeviceSlotTable
+    marks: SlotMarks
+
+    @classmethod
+    def open(cls, calls: DeviceCalls, plan: SlotPlan, num_layers: int, num_experts: int) -> DeviceSide:
+        """Allocates the slots. Raises DeviceMemoryError."""
+        compute, copies = Timeline(calls, calls.compute), Timeline(calls, calls.new_stream())
+        arena = VramArena(plan.classes, calls)
+        table = DeviceSlotTable(calls, copies, num_layers, num_experts)
+        return cls(calls, compute, copies, arena, table, SlotMarks(arena.num_slots, num_layers, num_experts))
+
+
+def build_device_controller(
+    side: DeviceSide,
+    places: ExpertPlaces,
+    plan: SlotPlan,
+    host_plan: HostPlan,
+    shape: tuple[int, int],
+    routers: Sequence[RouterWeights | None],
+    backend: Backend,
+    policy: EvictionPolicy,
+    routing: RoutingPolicy,
+    read: ReadFunction,
+    io_threads: int = 1,
+    predictor: Predictor | None = None,
+    prefetch_depth: int = 0,
+    notify: Callable[[str], None] | None = None,
+    next_use: NextUse | None = None,
+) -> ResidencyController:
+    """As `pearl_cli.residency.build.build_controller`, with `plan` for the slots of the device."""
+    layers: list[LayerState | None] = []
+    for layer, triples in enumerate(places.places):
+        if not triples:
+            layers.append(None)
+            continue
+        cache = LayerCache(layer, len(triples), plan.capacities[layer], policy)
+        layers.append(LayerState(layer, triples, plan.class_of_layer[layer], cache, shape))
+    host = HostTier(side.calls, side.copies, places.places, host_plan, read, io_threads, notify)
+    # Half of the slots that belong to no layer: a long prompt computes these while the others are filled.
+    most_at_once = max(1, plan.staging // 2)
+    queue = CopyQueue(
+        side.calls, side.copies, side.compute, side.arena, side.table, side.marks, host, most_at_once
+    )
+    experts = StreamedExperts(
+        backend, side.calls, side.copies, side.compute, layers, side.table, side.marks, side.arena
+    )
+    prefetcher = None
+    if predictor is not None:
+        prefetcher = Prefetcher(predictor, layers, side.arena, queue, prefetch_depth, notify=notify)
+    controller = ResidencyController(
+        layers, routers, cast(Backend, experts), side.arena, queue, routing, prefetcher, next_use
+    )
+    controller.route_by(routing)
+    return controller

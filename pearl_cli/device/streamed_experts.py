@@ -1,0 +1,104 @@
+"""`StreamedExperts`: the expert ops of a GPU backend, each behind the copies that it reads.
+
+The computing stream waits for marks of the copying stream, and leaves marks of its own so that copies may wait for it.
+The host waits for neither. Kernels find experts through the slot table on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kernels.backend import Activations, Array, Backend, ExpertGroups, ExpertTable
+from kernels.gpu.device_calls import DeviceCalls, Region
+from kernels.gpu.timeline import Timeline
+from pearl_cli.device.slot_marks import SlotMarks
+from pearl_cli.device.slot_table import DeviceSlotTable
+from pearl_cli.device.vram_arena import VramArena
+from pearl_cli.residency.layer_state import LayerState
+
+
+class StreamedExperts:
+    """What `ResidencyController` asks of a backend; tables handed in are those of the layers' states."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        calls: DeviceCalls,
+        copies: Timeline,
+        compute: Timeline,
+        layers: Sequence[LayerState | None],
+        table: DeviceSlotTable,
+        marks: SlotMarks,
+        arena: VramArena,
+    ) -> None:
+        self._backend = backend
+        self._calls = calls
+        self._copies = copies
+        self._compute = compute
+        self._slot_table = table
+        self._marks = marks
+        self._arena = arena
+        states = [state for state in layers if state is not None]
+        self._state_of = {id(state.table): state for state in states}
+        self._table_of = {id(state.table): table.view(state.layer, state.table) for state in states}
+
+    def to_host(self, array: Array) -> np.ndarray:
+        return self._backend.to_host(array)
+
+    def pair_buffers(self, n_pairs: int, intermediate_size: int, hidden_size: int) -> tuple[Array, Array]:
+        return self._backend.pair_buffers(n_pairs, intermediate_size, hidden_size)
+
+    def expert_gate_up(
+        self, a: Activations, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, h: Array
+    ) -> None:
+        state, on_device = self._state_of[id(table)], self._table_of[id(table)]
+        expert_ids = groups.expert_ids[which]
+        self._copies.wait(self._calls.compute, int(self._marks.copied[state.slot_of[expert_ids]].max()))
+        reads = self._regions(state, expert_ids, (0, 1)) if self._calls.checked else ()
+
+        def work() -> None:
+            self._backend.expert_gate_up(a, on_device, groups, which, h)
+
+        self._calls.launch(work, reads, name="expert_gate_up")
+
+    def expert_down(self, h: Array, table: ExpertTable, groups: ExpertGroups, which: np.ndarray, d: Array) -> None:
+        """Also the last use of the listed experts in this call, so the mark goes here."""
+        state, on_device = self._state_of[id(table)], self._table_of[id(table)]
+        expert_ids = groups.expert_ids[which]
+        reads = self._regions(state, expert_ids, (2,)) if self._calls.checked else ()
+
+        def work() -> None:
+            self._backend.expert_down(h, on_device, groups, which, d)
+
+        self._calls.launch(work, reads, name="expert_down")
+        self._marks.note_use(state.layer, expert_ids, state.slot_of[expert_ids], self._compute.mark())
+
+    def expert_combine(self, d: Array, groups: ExpertGroups, topk_weights: np.ndarray) -> Array:
+        return self._calls.run(
+            lambda: self._backend.expert_combine(d, groups, topk_weights), name="expert_combine"
+        )
+
+    def experts(self, a: Activations, table: ExpertTable, topk_ids: np.ndarray, topk_weights: np.ndarray) -> Array:
+        """All chosen experts of a layer that holds every one of them."""
+        state, on_device = self._state_of[id(table)], self._table_of[id(table)]
+        expert_ids = np.unique(topk_ids)
+        slots = state.slot_of[expert_ids]
+        self._copies.wait(self._calls.compute, int(self._marks.copied[slots].max()))
+        reads = self._regions(state, expert_ids, (0, 1, 2)) if self._calls.checked else ()
+        result = self._calls.run(
+            lambda: self._backend.experts(a, on_device, topk_ids, topk_weights), reads, name="experts"
+        )
+        self._marks.note_use(state.layer, expert_ids, slots, self._compute.mark())
+        return result
+
+    def _regions(self, state: LayerState, expert_ids: np.ndarray, linears: Sequence[int]) -> list[Region]:
+        """What a kernel reads: entries of the slot table, and the matrices that they point to."""
+        regions = []
+        for expert in expert_ids.tolist():
+            slot, key = int(state.slot_of[expert]), (state.layer, expert)
+            regions.append(self._slot_table.entry(*key, slot))
+            for i in linears:
+                regions.append(self._arena.region(slot, state.places[expert][i], (*key, i)))
+        return regions

@@ -1,0 +1,73 @@
+"""A controller that streams random experts to an emulated device, and calls whose every result is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from kernels.gpu.device_calls import DeviceCalls
+from kernels.reference.backend import ReferenceBackend
+from pearl_cli.device.build import DeviceSide, build_device_controller
+from pearl_cli.device.host_tier import HostPlan
+from pearl_cli.predict.base import Predictor
+from pearl_cli.residency.build import ExpertPlaces
+from pearl_cli.residency.controller import ResidencyController
+from pearl_cli.residency.eviction import make_policy
+from pearl_cli.residency.slot_plan import floor_bytes, full_bytes, plan_slots
+from pearl_cli.routing.exact import ExactRouting
+from tests.fake_experts import HIDDEN, WIDTH, FakeStore, read_file
+
+K = 2
+
+
+@contextmanager
+def device_controller(
+    store: FakeStore,
+    calls: DeviceCalls,
+    vram: float,
+    ram: float = 1.0,
+    policy: str = "lru",
+    predictor: Predictor | None = None,
+    io_threads: int = 1,
+    read: Callable[[int, int, memoryview, int], None] | None = None,
+    lock_limit_bytes: int = 1 << 40,
+    notify: Callable[[str], None] | None = None,
+    prefetch_slots: int = 0,
+) -> Iterator[ResidencyController]:
+    """vram, ram: 0 is the floor, 1 everything."""
+    backend = ReferenceBackend()
+    places = ExpertPlaces.of(store)
+    low, high = floor_bytes(places.slot_bytes), full_bytes(places.slot_bytes, store.num_experts)
+    plan = plan_slots(places.slot_bytes, store.num_experts, round(low + vram * (high - low)), prefetch_slots)
+    host = plan_slots(places.slot_bytes, store.num_experts, round(low + ram * (high - low)))
+    side = DeviceSide.open(calls, plan, store.num_layers, store.num_experts)
+    popularity = np.arange(store.num_layers * store.num_experts).reshape(store.num_layers, -1)
+    controller = build_device_controller(
+        side, places, plan, HostPlan(host.classes, host.class_of_layer, lock_limit_bytes), (HIDDEN, WIDTH),
+        store.routers(K), backend, make_policy(policy, popularity), ExactRouting(backend),
+        read or read_file(store.path), io_threads, predictor, 2, notify,
+    )  # fmt: skip
+    try:
+        yield controller
+    finally:
+        controller.close()
+
+
+def run_calls(controller: ResidencyController, store: FakeStore, seed: int, sizes: list[int]) -> None:
+    """Forward calls of `sizes` tokens with random routing; every layer's result must equal the resident one bit for
+    bit.
+    """
+    rng = np.random.default_rng(seed)
+    backend = ReferenceBackend()
+    for n_tokens in sizes:
+        controller.begin(np.zeros(n_tokens, np.int64), 0, "decode" if n_tokens == 1 else "prefill")
+        for layer in store.moe_layers():
+            x = rng.standard_normal((n_tokens, HIDDEN)).astype(np.float32)
+            logits = rng.standard_normal((n_tokens, store.num_experts)).astype(np.float32)
+            a = backend.activations(x)
+            routing = controller.select(layer, x, a, logits)
+            got = controller.compute(layer, a, routing)
+            np.testing.assert_array_equal(got, store.expected(layer, x, routing))
+        controller.end()

@@ -170,17 +170,21 @@ def _attend(heads, q, start, window, scale, cache_k, cache_v, sinks, n_tiles, fi
 @njit(nogil=True, cache=True, error_model="numpy")
 def _merge(parts, states, out):
     """The chunks' results [n_chunks, H, dv] of one token, rescaled to the largest score and added in position order."""
-    n_chunks, num_heads, _ = parts.shape
+    n_chunks, num_heads, width = parts.shape
     for h in range(num_heads):
         largest, total = -np.inf, 0.0
         for c in range(n_chunks):
             largest = max(largest, np.float64(states[c, h, 0]))
-        out[h] = 0.0
+        row = out[h]
+        row[:] = 0.0
         for c in range(n_chunks):
             factor = math.exp(states[c, h, 0] - largest)
             total += factor * states[c, h, 1]
-            out[h] += np.float32(factor) * parts[c, h]
-        out[h] /= np.float32(total)
+            weight, part = np.float32(factor), parts[c, h]
+            for i in range(width):
+                row[i] += weight * part[i]
+        for i in range(width):
+            row[i] /= np.float32(total)
 
 
 def attention(

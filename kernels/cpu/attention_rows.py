@@ -18,6 +18,10 @@ from kernels.cpu.vector_ir import F32, I32, I64, Emitter, vec
 BLOCK = 64
 """Positions of a block: its keys and values (64 x 128 halves = 16 KiB each) stay in the first-level cache."""
 
+_AHEAD_LEVEL = 2
+"""Each read asks for its place one block later, into the second-level cache: the processor's own prefetching starts anew
+with every block of keys and of values."""
+
 QUERIES = 4
 """Query rows that share one read of a key or value: 4 rows x 4 vectors of values fill half of 32 registers."""
 
@@ -39,9 +43,8 @@ def emit_scores(e: Emitter, arguments: tuple[Any, ...], queries: int, unit: int,
 
         def step(u: Any, sums: list[Any]) -> list[Any]:
             at, key_at = b.mul(u, e.i64(4 * unit)), b.mul(u, e.i64(unit_bytes(unit, dtype)))
-            if queries == QUERIES:
-                for key in keys:
-                    e.prefetch(b.add(b.add(key, key_at), next_block))
+            for key in keys:
+                _ask_ahead(e, b.add(b.add(key, key_at), next_block), unit, dtype)
             key_parts = [load_unit(e, b.add(key, key_at), unit, dtype) for key in keys]
             for part in range(unit // lanes):
                 for i, row in enumerate(q_rows):
@@ -59,12 +62,19 @@ def emit_scores(e: Emitter, arguments: tuple[Any, ...], queries: int, unit: int,
             row = e.shuffle(vector, list(range(lane, lane + width)))
             e.store(b.fmul(row, e.splat(scale, width)), place, 4)
 
-    # 4 rows x 4 positions keep 16 sums in the 32 registers of AVX512, and use each load four times
-    together = 4 if queries == QUERIES and e.isa == "avx512vnni" else 1
+    # sums of 4 rows x 4 positions, or of 8 positions of one row, in the 32 registers of AVX512, half as many else: each
+    # load is used several times, and lanes of several sums are added at once
+    together = {1: 8, QUERIES: 4}[queries] if e.isa == "avx512vnni" else {1: 4, QUERIES: 1}[queries]
     wide = b.udiv(n_positions, e.i64(together))
     _guarded_loop(e, e.i64(0), wide, lambda i: group(b.mul(i, e.i64(together)), together))
     if together > 1:
         _guarded_loop(e, b.mul(wide, e.i64(together)), n_positions, lambda i: group(i, 1))
+
+
+def _ask_ahead(e: Emitter, address: Any, unit: int, dtype: str) -> None:
+    """Prefetch one unit of a cache row."""
+    for line in range(0, unit_bytes(unit, dtype), 64):
+        e.prefetch(e.at(address, line), _AHEAD_LEVEL)
 
 
 def _horizontal_sums(e: Emitter, values: list[Any]) -> list[Any]:
@@ -187,9 +197,8 @@ def _emit_value_columns(e: Emitter, common: tuple[Any, ...], rows: tuple[Any, ..
 
         def position(p: Any, sums: list[Any]) -> list[Any]:
             value = b.add(value_at, b.mul(p, v_stride))
-            if len(rows) == QUERIES:
-                for t in range(together):
-                    e.prefetch(b.add(e.at(value, t * unit_bytes(unit, dtype)), next_block))
+            for t in range(together):
+                _ask_ahead(e, b.add(e.at(value, t * unit_bytes(unit, dtype)), next_block), unit, dtype)
             parts = [
                 part
                 for t in range(together)

@@ -102,12 +102,13 @@ class Emitter:
         """The float16 at `address` as float32."""
         return self.b.fpext(self.load(address, F16, 1), F32)
 
-    def prefetch(self, address: Any) -> None:
-        """Hint that the cache line at `address` will be read soon; an address past the end of the data is harmless."""
+    def prefetch(self, address: Any, level: int = 1) -> None:
+        """Hint that the cache line at `address` will be read soon, into the cache of `level`; an address past the end
+        of the data is harmless."""
         pointer = self.b.inttoptr(address, I8.as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
         function = self.b.module.globals.get("llvm.prefetch.p0") or ir.Function(self.b.module, kind, "llvm.prefetch.p0")
-        self.b.call(function, [pointer, self.i32(0), self.i32(3), self.i32(1)])
+        self.b.call(function, [pointer, self.i32(0), self.i32(4 - level), self.i32(1)])
 
     # control
     def loop(

@@ -21,7 +21,7 @@ from convert.gguf_layout import OutputTensor
 from convert.imatrix import Floats, ImportanceMatrix, read_imatrix
 from convert.open_source import open_source
 from convert.plan import ConvertOptions, Plan, plan_conversion
-from convert.quantize import quantize_rows
+from convert.quantize import quantize_q8_0_rows, quantize_rows
 from convert.rows import Bytes
 from convert.shard_writer import Progress, write_files
 from convert.source import Source, SourceTensor
@@ -132,6 +132,8 @@ def _copy(part: SourceTensor, first: int, n: int) -> Bytes:
 
 
 def _convert(part: SourceTensor, first: int, n: int, quant_type: QuantType, importance: Floats | None) -> Bytes:
+    if quant_type is QuantType.Q8_0 and part.rows.quant_type is QuantType.BF16:
+        return quantize_q8_0_rows(part.rows.raw(first, n).view("<u2"), part.name)
     values = part.rows.floats(first, n)
     if importance is None:
         return quantize_rows(values, quant_type, part.name)

@@ -23,10 +23,9 @@ def quantize_rows(values: Floats, quant_type: QuantType, name: str, importance: 
         return values.astype("<f4", copy=False).reshape(-1).view(np.uint8)
     if quant_type is QuantType.BF16:
         return to_bf16(values).reshape(-1).view(np.uint8)
-    if not np.isfinite(values).all():
-        raise ConversionError(
-            f"tensor {name} holds NaN or infinite weights, which {quant_type.name} cannot store; the checkpoint is bad"
-        )
+    if quant_type is QuantType.Q8_0:
+        return quantize_q8_0_rows(values, name)
+    _check_finite(bool(np.isfinite(values).all()), quant_type, name)
     if quant_type is QuantType.F16:
         with np.errstate(over="ignore"):
             halves = values.astype("<f2")
@@ -39,6 +38,22 @@ def quantize_rows(values: Floats, quant_type: QuantType, name: str, importance: 
 
     blocks: Bytes = quantize_blocks(values, quant_type, importance).reshape(-1)
     return blocks
+
+
+def quantize_q8_0_rows(values: Floats | NDArray[np.uint16], name: str) -> Bytes:
+    """As `quantize_rows` for Q8_0, and from bfloat16 (uint16) without a detour by float32."""
+    from kernels.cpu.quantize_q8_0 import quantize_q8_0
+
+    blocks, finite = quantize_q8_0(np.ascontiguousarray(values))
+    _check_finite(finite, QuantType.Q8_0, name)
+    return blocks.reshape(-1)
+
+
+def _check_finite(finite: bool, quant_type: QuantType, name: str) -> None:
+    if not finite:
+        raise ConversionError(
+            f"tensor {name} holds NaN or infinite weights, which {quant_type.name} cannot store; the checkpoint is bad"
+        )
 
 
 def to_bf16(values: Floats) -> NDArray[np.uint16]:

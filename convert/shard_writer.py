@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +20,9 @@ from numpy.typing import NDArray
 from convert.gguf_layout import FileLayout, OutputTensor
 from convert.journal import Journal
 from convert.stream import Bytes, Job, in_order
+from convert.write_behind import WriteBehind
 from convert.writer_lock import LOCK_SUFFIX, only_writer
+from kernels.cpu.crc32 import crc32
 from models.errors import ConversionError, DiskFullError
 
 JobsFor = Callable[[OutputTensor], list[Job]]
@@ -116,10 +117,10 @@ def _crc_of(descriptor: int, layout: FileLayout, index: int) -> int:
     """crc32 of tensor `index` as it is on disk, -1 where the file ends before it."""
     crc, at, left = 0, layout.offsets[index], layout.tensors[index].n_bytes
     while left:
-        data = os.pread(descriptor, min(left, _CHECK_BYTES), at)
-        if not data:
+        data = np.frombuffer(os.pread(descriptor, min(left, _CHECK_BYTES), at), np.uint8)
+        if not data.size:
             return -1
-        crc, at, left = zlib.crc32(data, crc), at + len(data), left - len(data)
+        crc, at, left = crc32(data, crc), at + data.size, left - data.size
     return crc
 
 
@@ -163,6 +164,7 @@ def _write_all(
         with _open_partial(
             layout, any((file_index, i) in journal.done for i in range(len(layout.tensors)))
         ) as descriptor:
+            behind = WriteBehind(descriptor)
             for index, tensor in enumerate(layout.tensors):
                 if (file_index, index) in journal.done:
                     continue
@@ -171,8 +173,9 @@ def _write_all(
                 at, end = layout.offsets[index], layout.offsets[index] + tensor.n_bytes
                 for data in _until(results, end - at, tensor.name):
                     _write_at(descriptor, data, at)
-                    crc = zlib.crc32(data.data, crc)
+                    crc = crc32(data, crc)
                     at += data.nbytes
+                    behind.written_to(at)
                     written += data.nbytes
                     if progress is not None:
                         progress(written, total, tensor.name)

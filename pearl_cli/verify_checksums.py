@@ -5,11 +5,11 @@ Each file of a set carries `pearl.tensor_checksums`: the crc32 of each of its te
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 
 import numpy as np
 
+from kernels.cpu.crc32 import crc32
 from models.errors import FileError, GGUFError
 from models.gguf import GGUFModel
 from models.gguf_cursor import show
@@ -34,7 +34,7 @@ def verify_checksums(gguf: GGUFModel, progress: Callable[[int, int], None]) -> i
             for start in range(0, info.n_bytes, _PIECE_BYTES):
                 part = piece[: min(_PIECE_BYTES, info.n_bytes - start)]
                 gguf.read_bytes(info.file_index, info.offset + start, part, f"tensor {show(info.name)}")
-                crc = zlib.crc32(part.data, crc)
+                crc = crc32(part, crc)
                 done += part.size
                 progress(done, total)
             if crc != checksum:

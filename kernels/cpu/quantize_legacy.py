@@ -1,4 +1,4 @@
-"""Round-to-nearest quantisers of the 32-weight types, bit for bit ggml's reference (no contraction, no reassociation).
+"""Round-to-nearest quantisers of the 4- and 5-bit types of 32 weights, bit for bit ggml's reference (no contraction, no reassociation).
 
 Codes of a block's first 16 weights go into low nibbles, of the last 16 into high ones; the fifth bits of Q5 are one
 32-bit word.
@@ -19,23 +19,6 @@ def _blocks(x: np.ndarray) -> np.ndarray:
 def _put_halves(out: np.ndarray, at: int, values: np.ndarray) -> None:
     """Store float32 `values`, one a block, as half precision at byte `at` of every block."""
     out[:, at : at + 2] = values.astype("<f2").view(np.uint8).reshape(-1, 2)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _q8_0(x, out, d):
-    for b in range(x.shape[0]):
-        largest = np.float32(0)
-        for i in range(32):
-            largest = max(largest, abs(x[b, i]))
-        d[b] = largest / np.float32(127)
-        inverse = np.float32(1) / d[b] if d[b] > 0 else np.float32(0)
-        for i in range(32):
-            v = x[b, i] * inverse
-            whole = np.trunc(v)
-            away = np.float32(1) if v > 0 else np.float32(-1)
-            if abs(v - whole) >= np.float32(0.5):
-                whole += away
-            out[b, 2 + i] = np.uint8(np.int8(whole))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -87,16 +70,6 @@ def _pack_fifth_bits(codes, out, at):
             for i in range(8):
                 bits |= ((codes[b, 8 * k + i] >> 4) & 1) << i
             out[b, at + k] = bits
-
-
-def quantize_q8_0(x: np.ndarray) -> np.ndarray:
-    """float32 [..] of whole blocks -> uint8 [n_blocks, 34]: f16 scale, 32 int8."""
-    blocks = _blocks(x)
-    out = np.empty((blocks.shape[0], 34), np.uint8)
-    d = np.empty(blocks.shape[0], np.float32)
-    _q8_0(blocks, out, d)
-    _put_halves(out, 0, d)
-    return out
 
 
 def pack_signed(codes: np.ndarray, d: np.ndarray, half: int) -> np.ndarray:

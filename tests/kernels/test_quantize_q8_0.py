@@ -1,0 +1,59 @@
+"""Q8_0 in one pass equals gguf-py's, from float32 and from bfloat16, and says whether the weights were finite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gguf.quants import quantize
+
+from kernels.cpu.quantize_q8_0 import quantize_q8_0
+from kernels.quant_types import QuantType
+
+
+def rows(n_blocks: int = 67) -> np.ndarray:
+    rng = np.random.default_rng(n_blocks)
+    x = (rng.standard_normal((n_blocks, 32)) * rng.exponential(size=(n_blocks, 1))).astype(np.float32)
+    x[0] = 0
+    if n_blocks > 3:
+        x[1] = 0.5
+        x[2] = np.arange(32) - 15.5  # scaled, many weights lie half way between two codes
+        x[3] = 127 * np.linspace(-1, 1, 32)
+    return x
+
+
+def widened(halves: np.ndarray) -> np.ndarray:
+    return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+@pytest.mark.parametrize("n_blocks", [1, 2, 67, 512])
+def test_bit_exact_to_gguf_py(n_blocks: int) -> None:
+    x = rows(n_blocks)
+    blocks, finite = quantize_q8_0(x)
+    assert finite
+    np.testing.assert_array_equal(blocks, quantize(x, QuantType.Q8_0))
+    halves = (x.view(np.uint32) >> 16).astype(np.uint16)
+    blocks, finite = quantize_q8_0(halves)
+    assert finite
+    np.testing.assert_array_equal(blocks, quantize(widened(halves), QuantType.Q8_0))
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [(0, 0), (66, 31), (30, 17)])
+def test_what_is_not_finite_is_seen(bad: float, at: tuple[int, int]) -> None:
+    x = rows()
+    x[at] = bad
+    assert not quantize_q8_0(x)[1]
+    assert not quantize_q8_0((x.view(np.uint32) >> 16).astype(np.uint16))[1]
+    x[at] = np.finfo(np.float32).max
+    assert quantize_q8_0(x)[1]
+
+
+def test_nothing_is_an_empty_array() -> None:
+    blocks, finite = quantize_q8_0(np.empty((0, 32), np.float32))
+    assert (blocks.shape, finite) == ((0, 34), True)
+
+
+@pytest.mark.parametrize("x", [np.zeros(31, np.float32), np.zeros(32, np.float64), np.zeros((32, 2), np.float32)[:, 0]])
+def test_other_arrays_are_the_callers_fault(x: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="contiguous"):
+        quantize_q8_0(x)

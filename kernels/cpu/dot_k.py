@@ -37,7 +37,7 @@ class SuperBlock:
     dmin: Any = None
 
 
-def _shifted(e: Emitter, value: Any, shift: int, mask: int) -> Any:
+def shifted(e: Emitter, value: Any, shift: int, mask: int) -> Any:
     """(value >> shift) & mask, lane by lane; a negative shift goes left."""
     amount = e.const(value.type, abs(shift))
     moved = value if shift == 0 else e.b.lshr(value, amount) if shift > 0 else e.b.shl(value, amount)
@@ -73,7 +73,7 @@ def _q4_k(e: Emitter, p: Any) -> SuperBlock:
     q = []
     for g in range(4):
         packed = e.load(e.at(p, 16 + 32 * g), V32I8)
-        q += [_shifted(e, packed, 0, 15), _shifted(e, packed, 4, 15)]
+        q += [shifted(e, packed, 0, 15), shifted(e, packed, 4, 15)]
     return SuperBlock(e.half(p), q, scales, mins=mins, dmin=e.half(e.at(p, 2)))
 
 
@@ -83,16 +83,16 @@ def _q5_k(e: Emitter, p: Any) -> SuperBlock:
     q = []
     for g in range(8):
         packed = e.load(e.at(p, 48 + 32 * (g // 2)), V32I8)
-        q.append(e.b.or_(_shifted(e, packed, 4 * (g % 2), 15), _shifted(e, high, g - 4, 16)))
+        q.append(e.b.or_(shifted(e, packed, 4 * (g % 2), 15), shifted(e, high, g - 4, 16)))
     return SuperBlock(e.half(p), q, scales, mins=mins, dmin=e.half(e.at(p, 2)))
 
 
 def _q2_k(e: Emitter, p: Any) -> SuperBlock:
     packed = e.load(p, vec(I8, 16))
-    scales, mins = (e.b.zext(_shifted(e, packed, s, 15), V16I16) for s in (0, 4))
+    scales, mins = (e.b.zext(shifted(e, packed, s, 15), V16I16) for s in (0, 4))
     q = []
     for g in range(8):
-        q.append(_shifted(e, e.load(e.at(p, 16 + 32 * (g // 4)), V32I8), 2 * (g % 4), 3))
+        q.append(shifted(e, e.load(e.at(p, 16 + 32 * (g // 4)), V32I8), 2 * (g % 4), 3))
     return SuperBlock(e.half(e.at(p, 80)), q, scales, mins=mins, dmin=e.half(e.at(p, 82)))
 
 
@@ -106,8 +106,8 @@ def _q3_k(e: Emitter, p: Any) -> SuperBlock:
     bits = e.load(p, V32I8)
     q = []
     for g in range(8):
-        two = _shifted(e, e.load(e.at(p, 32 + 32 * (g // 4)), V32I8), 2 * (g % 4), 3)
-        q.append(b.or_(two, _shifted(e, bits, g - 2, 4)))
+        two = shifted(e, e.load(e.at(p, 32 + 32 * (g // 4)), V32I8), 2 * (g % 4), 3)
+        q.append(b.or_(two, shifted(e, bits, g - 2, 4)))
     return SuperBlock(e.half(e.at(p, 108)), q, scales, mins=b.shl(scales, e.const(V16I16, 2)))
 
 
@@ -118,7 +118,7 @@ def _q6_k(e: Emitter, p: Any) -> SuperBlock:
         half, quarter = g // 4, g % 4
         low = e.load(e.at(p, 64 * half + 32 * (quarter % 2)), V32I8)
         high = e.load(e.at(p, 128 + 32 * half), V32I8)
-        q.append(e.b.or_(_shifted(e, low, 4 * (quarter // 2), 15), _shifted(e, high, 2 * quarter - 4, 48)))
+        q.append(e.b.or_(shifted(e, low, 4 * (quarter // 2), 15), shifted(e, high, 2 * quarter - 4, 48)))
     return SuperBlock(e.half(e.at(p, 208)), q, scales, mins=e.b.shl(scales, e.const(V16I16, 5)))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu import dot_float, dot_k, dot_legacy
+from kernels.cpu import dot_float, dot_k, dot_k_staged, dot_legacy
 from kernels.cpu.features import TARGET, Target
 from kernels.cpu.native import Emit, address_of
 from kernels.cpu.quantize_activations import FORM_KEYS, FORM_Q8_32, QUANTIZERS
@@ -28,7 +28,11 @@ def emit_rows(quant_type: QuantType) -> Emit:
 
     def emit(e: Emitter, w: Any, row_bytes: Any, n_rows: Any, n_cols: Any, record: Any, out: Any) -> None:
         def one(i: Any, _: list[Any]) -> list[Any]:
-            (value,) = family.row_dots(e, quant_type, [e.b.add(w, e.b.mul(i, row_bytes))], n_cols, record)
+            row = e.b.add(w, e.b.mul(i, row_bytes))
+            if quant_type in dot_k_staged.STAGED:
+                value = dot_k_staged.row_dot(e, quant_type, row, n_cols, record)
+            else:
+                (value,) = family.row_dots(e, quant_type, [row], n_cols, record)
             e.store(value, e.b.add(out, e.b.shl(i, e.i64(2))), 4)
             return []
 

@@ -12,6 +12,8 @@
             offset 0               int8    q    [n_cols]
             n_cols                 int16   bsum [n_cols / 16]   sum of each 16 q
             n_cols + n_cols / 8    float32 d    [n_cols / 256]  x ~ d * q
+            + n_cols / 64          int16   pair [n_cols / 32]   sum of each 32 q
+            dot kernels may read (and not use) _OVERREAD_BYTES behind it
 Blocks are ggml's (Q8_0 / Q8_1 and Q8_K); scales and sums stay float32 or integers, so that no sum of large
 activations overflows a half float. d = max |x| / 127, q = round-half-even(x / d), so |q| <= 127 always (the dot
 kernels rely on it). A block whose d would be subnormal becomes zero. A row with infinities or NaNs gives non-finite
@@ -36,6 +38,7 @@ from kernels.quant_types import QuantType, block_size
 FORM_F32, FORM_Q8_32, FORM_Q8_256 = 0, 1, 2
 FORM_KEYS = ("f32", "q8_32", "q8_256")
 ALIGN = 64
+_OVERREAD_BYTES = 48
 _SERIAL_ROWS = 4  # up to this many rows one thread is faster than waking the others
 _SMALLEST_NORMAL = 1.1754943508222875e-38
 _FLOAT_TYPES = (QuantType.F32, QuantType.F16, QuantType.BF16)
@@ -64,7 +67,10 @@ def record_bytes(form: int, n_cols: int) -> int:
     unit = 32 if form == FORM_Q8_32 else 256
     if n_cols % unit:
         raise ValueError(f"activations of width {n_cols} do not divide into blocks of {unit}")
-    n_bytes = n_cols + 3 * (n_cols // 8) if form == FORM_Q8_32 else n_cols + n_cols // 8 + n_cols // 64
+    if form == FORM_Q8_32:
+        n_bytes = n_cols + 3 * (n_cols // 8)
+    else:
+        n_bytes = n_cols + n_cols // 8 + n_cols // 64 + n_cols // 16 + _OVERREAD_BYTES
     return (n_bytes + ALIGN - 1) // ALIGN * ALIGN
 
 
@@ -165,6 +171,7 @@ def emit_quantize_256(e: Emitter, x: Any, record: Any, n_cols: Any) -> None:
     b = e.b
     bsum_base = b.add(record, n_cols)
     d_base = b.add(bsum_base, b.lshr(n_cols, e.i64(3)))
+    pair_base = b.add(d_base, b.lshr(n_cols, e.i64(6)))
 
     def body(i: Any, _: list[Any]) -> list[Any]:
         x_block = b.add(x, b.shl(i, e.i64(10)))
@@ -187,6 +194,9 @@ def emit_quantize_256(e: Emitter, x: Any, record: Any, n_cols: Any) -> None:
             return []
 
         e.loop(e.i64(16), [], write)
+        bsum = e.load(bsum_block, vec(I16, 16), 2)
+        pairs = b.add(e.shuffle(bsum, range(0, 16, 2)), e.shuffle(bsum, range(1, 16, 2)))
+        e.store(pairs, b.add(pair_base, b.shl(i, e.i64(4))), 2)
         return []
 
     e.loop(b.lshr(n_cols, e.i64(8)), [], body)

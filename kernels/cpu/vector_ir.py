@@ -110,6 +110,17 @@ class Emitter:
         function = self.b.module.globals.get("llvm.prefetch.p0") or ir.Function(self.b.module, kind, "llvm.prefetch.p0")
         self.b.call(function, [pointer, self.i32(0), self.i32(4 - level), self.i32(1)])
 
+    def scratch(self, n_bytes: int) -> Any:
+        """Address of n_bytes of stack, 64-byte aligned, that this function keeps until it returns."""
+        with self.b.goto_entry_block():
+            place = self.b.alloca(ir.ArrayType(I8, n_bytes))
+            place.align = 64
+            return self.b.ptrtoint(place, I64)
+
+    def barrier(self) -> None:
+        """Later loads come from memory: LLVM may not replace them by shuffles of what was stored before."""
+        self.b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
+
     # control
     def loop(
         self, count: Any, carried: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]], first: Any = None
@@ -216,11 +227,12 @@ class Emitter:
         return self.shuffle(apart, [group] * 8 + [8 + group] * 8)
 
     def madd(self, x: Any, y: Any) -> Any:
-        """int32 lane j = x[2j] * y[2j] + x[2j+1] * y[2j+1] of 16 int16 lanes."""
-        if self.isa in (*_VNNI, "avx2"):
+        """int32 lane j = x[2j] * y[2j] + x[2j+1] * y[2j+1] of int16 lanes."""
+        lanes = x.type.count
+        if self.isa in (*_VNNI, "avx2") and lanes == 16:
             return self.call("llvm.x86.avx2.pmadd.wd", V8I32, [x, y])
-        product = self.b.mul(self.b.sext(x, vec(I32, 16)), self.b.sext(y, vec(I32, 16)))
-        return self.b.add(self.shuffle(product, range(0, 16, 2)), self.shuffle(product, range(1, 16, 2)))
+        product = self.b.mul(self.b.sext(x, vec(I32, lanes)), self.b.sext(y, vec(I32, lanes)))
+        return self.b.add(self.shuffle(product, range(0, lanes, 2)), self.shuffle(product, range(1, lanes, 2)))
 
     def lookup(self, table: Sequence[int], index: Any) -> Any:
         """table[index] for 32 byte lanes of 0..15; `table` has 16 entries."""

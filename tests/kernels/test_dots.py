@@ -16,7 +16,7 @@ from kernels.quant_types import QuantType, block_bytes, block_size
 from kernels.reference.dequant import dequantize_rows
 
 RUNNABLE = [isa for isa in ISAS if runnable(isa)]
-WIDTHS = {1: (1, 7, 32, 33, 255, 2048), 32: (32, 96, 1408, 2880), 256: (256, 768, 2048)}
+WIDTHS = {1: (1, 7, 32, 33, 255, 2048), 32: (32, 96, 1408, 2880), 256: (256, 768, 1536, 2048)}
 CASES = [(t, n) for t in DIRECT_TYPES for n in WIDTHS[block_size(t)]]
 GUARD = np.float32(-12345.0)
 

@@ -24,6 +24,7 @@ class Record(NamedTuple):
     d: np.ndarray
     sums: np.ndarray  # isum or bsum
     s: np.ndarray | None = None
+    pairs: np.ndarray | None = None
 
 
 def read_record(made: Form, form: int, n_cols: int, token: int = 0) -> Record:
@@ -34,7 +35,8 @@ def read_record(made: Form, form: int, n_cols: int, token: int = 0) -> Record:
     if form == FORM_Q8_32:
         parts = [rest[i * eighth : (i + 1) * eighth] for i in range(3)]
         return Record(q, parts[0].view(np.float32), parts[2].view(np.int32), parts[1].view(np.float32))
-    return Record(q, rest[eighth : eighth + n_cols // 64].view(np.float32), rest[:eighth].view(np.int16))
+    pairs = rest[eighth + n_cols // 64 :][: n_cols // 16].view(np.int16)
+    return Record(q, rest[eighth : eighth + n_cols // 64].view(np.float32), rest[:eighth].view(np.int16), pairs=pairs)
 
 
 def quantized(x: np.ndarray, form: int, isa: str = "portable") -> Record:
@@ -63,6 +65,8 @@ def test_records_hold_what_the_layout_says(form: int, n_blocks: int, isa: str) -
         np.testing.assert_array_equal(record.sums, -128 * totals)
     else:
         np.testing.assert_array_equal(record.sums, integers.reshape(-1, 16).sum(1))
+        assert record.pairs is not None
+        np.testing.assert_array_equal(record.pairs, integers.reshape(-1, 32).sum(1))
 
 
 @pytest.mark.parametrize("form", FORMS)

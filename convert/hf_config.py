@@ -34,9 +34,8 @@ ARCHITECTURES = {
 _PARTLY_ROTATED = ("glm4moe", "qwen35moe", "qwen3next")
 _WINDOWED = ("gpt-oss", "llama")  # architectures whose sliding window is kept
 _DEFAULT_THETA = {"gpt-oss": 1.5e5, "llama": 1e6}  # transformers' own; the others' is 1e4
-_DEFAULT_EPS = {
-    name: 1e-6 for name in ("deepseek2", "granitemoe", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next")
-}  # the others' is 1e-5
+_SMALL_EPS = ("deepseek2", "granitemoe", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next")
+_DEFAULT_EPS = dict.fromkeys(_SMALL_EPS, 1e-6)  # the others' is 1e-5
 
 
 class HfConfig(HfValues):

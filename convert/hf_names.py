@@ -39,6 +39,16 @@ _IN_LAYER = {
     "mlp.router.weight": "ffn_gate_inp.weight",
     "mlp.router.bias": "ffn_gate_inp.bias",
     "self_attn.sinks": "attn_sinks.weight",
+    "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
+    "linear_attn.in_proj_z.weight": "attn_gate.weight",
+    "linear_attn.in_proj_ba.weight": "ssm_ba.weight",
+    "linear_attn.in_proj_b.weight": "ssm_beta.weight",
+    "linear_attn.in_proj_a.weight": "ssm_alpha.weight",
+    "linear_attn.conv1d.weight": "ssm_conv1d.weight",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.norm.weight": "ssm_norm.weight",
+    "linear_attn.out_proj.weight": "ssm_out.weight",
     "block_sparse_moe.gate.weight": "ffn_gate_inp.weight",
     "block_sparse_moe.router.layer.weight": "ffn_gate_inp.weight",
     "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
@@ -51,10 +61,17 @@ _IN_LAYER = {
 }
 _HALVES = {"shared_mlp.input_linear.weight": ("ffn_gate_shexp.weight", "ffn_up_shexp.weight")}
 _EXPANSION = "self_attn.kv_b_proj.weight"
+_KEY_HEAD_GROUPS = "linear_attn.in_proj_qkvz.weight"
+# Parts of a checkpoint that text, token by token, does not need.
+SEVERAL_TOKENS = "predict several tokens at once and are not computed"
+_LEFT_BEHIND = (
+    (re.compile(r"^(?:model\.)*mtp\."), SEVERAL_TOKENS),
+    (re.compile(r"^(?:model\.)*(?:visual|vision_tower)\."), "see pictures, and pearl reads text"),
+)
 # What single architectures call otherwise than the rest: the norm before the feed-forward is the one behind attention.
 _OWN = {
     architecture: {"post_attention_layernorm.weight": "post_attention_norm.weight"}
-    for architecture in ("glm4moe", "gpt-oss")
+    for architecture in ("glm4moe", "gpt-oss", "qwen35moe", "qwen3next")
 }
 _LINEAR = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 _BLOCK = r"^(?:mlp|block_sparse_moe|feed_forward)\."
@@ -112,13 +129,25 @@ class Expansion:
     layer: int
 
 
-Place = Plain | Experts | ExpertBiasRows | Halves | Expansion
+@dataclass(frozen=True, slots=True)
+class KeyHeadGroups:
+    """A delta net's matrix of query, key, values and gates, key head by key head: a GGUF's `attn_qkv`, `attn_gate`."""
+
+    layer: int
+
+
+Place = KeyHeadGroups | Plain | Experts | ExpertBiasRows | Halves | Expansion
 
 
 def layer_of(name: str) -> int | None:
     """The layer that the Hugging Face tensor `name` belongs to, None outside the layers."""
     found = _LAYER.match(_PREFIX.sub("", name))
     return int(found[1]) if found else None
+
+
+def why_left_behind(name: str) -> str | None:
+    """What the tensors of a part that is not converted do, None for all others."""
+    return next((why for pattern, why in _LEFT_BEHIND if pattern.match(name)), None)
 
 
 def map_name(name: str, architecture: str) -> Place | None:
@@ -137,6 +166,8 @@ def map_name(name: str, architecture: str) -> Place | None:
         return Halves(layer, tuple(f"blk.{layer}.{half}" for half in _HALVES[rest]))
     if architecture == "gpt-oss":
         return _map_gpt_oss(layer, rest)
+    if rest == _KEY_HEAD_GROUPS:
+        return KeyHeadGroups(layer)
     return Expansion(layer) if rest == _EXPANSION else _map_experts(layer, rest)
 
 

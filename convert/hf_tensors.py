@@ -16,6 +16,7 @@ from convert.delta_net_rows import delta_net_view, is_shifted_norm, norms_are_sh
 from convert.expert_rows import EveryNth, Mxfp4Rows, Reshaped, TransposedRows
 from convert.hf_names import (
     DROPPED,
+    SEVERAL_TOKENS,
     Expansion,
     ExpertBiasRows,
     Experts,
@@ -71,15 +72,13 @@ class HfTensors:
         """
         tensors = {tensor.name: tensor for tensor in self._made()}
         unmapped: list[str] = []
-        left_behind: Counter[str] = Counter()
+        left_behind: Counter[tuple[str, str]] = Counter()
         for stored in self.stored.values():
             if DROPPED.search(stored.name) or self._is_scale(stored.name):
                 continue
-            why = why_left_behind(stored.name)
-            if self._is_of_unused_layer(stored.name):
-                why = f"are of layers {self.dims.num_layers} and up, predict several tokens at once and are not computed"
-            if why is not None:
-                left_behind[why] += 1
+            reason = self._why_left_behind(stored.name)
+            if reason is not None:
+                left_behind[reason] += 1
                 continue
             place = map_name(stored.name, self.dims.architecture)
             if place is None or not self._has_place(place):
@@ -89,7 +88,7 @@ class HfTensors:
                 if tensor.name in tensors:
                     raise CheckpointError(f"{stored.path}: tensor '{stored.name}' gives {tensor.name} a second time")
                 tensors[tensor.name] = tensor
-        self.notes += [f"{n} tensors are left behind: they {why}" for why, n in left_behind.items()]
+        self.notes += [f"{n} tensors{which} are left behind: they {why}" for (which, why), n in left_behind.items()]
         self._report_unlikely_norms(tensors)
         self._report_unmapped(unmapped, allow_unmapped)
         if whole:
@@ -115,6 +114,13 @@ class HfTensors:
         layer = layer_of(name)
         first = self.dims.num_layers
         return layer is not None and first <= layer < first + self.unused_layers
+
+    def _why_left_behind(self, name: str) -> tuple[str, str] | None:
+        """(of which layers, what such tensors do) for one that is not converted."""
+        if self._is_of_unused_layer(name):
+            return f" of layers {self.dims.num_layers} and up", SEVERAL_TOKENS
+        why = why_left_behind(name)
+        return None if why is None else ("", why)
 
     def _has_place(self, place: Place) -> bool:
         if isinstance(place, Plain):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
@@ -153,9 +152,9 @@ def _add_delta_net_keys(metadata: Metadata, arch: str, net: DeltaNetConfig) -> N
     metadata.u32(f"{arch}.ssm.time_step_rank", net.num_heads)
     metadata.u32(f"{arch}.ssm.inner_size", net.value_width)
     metadata.array(f"{arch}.attention.recurrent_layers", np.array(net.layers))
-    gaps = {here - there for there, here in pairwise([-1, *(i for i, own in enumerate(net.layers) if not own)])}
-    if len(gaps) == 1:  # what older llama.cpp reads
-        metadata.u32(f"{arch}.full_attention_interval", gaps.pop())
+    interval = net.layers.index(False) + 1 if False in net.layers else 0
+    if interval and net.layers == tuple((layer + 1) % interval != 0 for layer in range(len(net.layers))):
+        metadata.u32(f"{arch}.full_attention_interval", interval)  # what older llama.cpp reads
 
 
 def _add_latent_keys(metadata: Metadata, arch: str, latent: LatentDims) -> None:

@@ -116,7 +116,7 @@ def test_a_ring_gives_what_the_whole_cache_gives(
     dtype: str, n_tokens: int, start: int, window: int, nan_poison: None
 ) -> None:
     whole, slots = filled_cache(2, start + n_tokens, 64, 64, dtype), 128 if n_tokens + window <= 129 else 192
-    ring = new_kv_layer(2, slots, 64, 64, dtype)
+    ring = new_kv_layer(2, slots, 64, 64, dtype, dtype)
     ring.ring = True
     places = np.arange(start + n_tokens - slots, start + n_tokens)
     for stored, kept in ((ring.k, whole.k), (ring.v, whole.v)):
@@ -129,7 +129,7 @@ def test_a_ring_gives_what_the_whole_cache_gives(
 
 
 def test_a_ring_without_room_for_the_window_is_refused() -> None:
-    ring = new_kv_layer(2, 64, 32, 32, "f16")
+    ring = new_kv_layer(2, 64, 32, 32, "f16", "f16")
     ring.ring = True
     for n_tokens, window in ((1, 65), (2, 64), (1, 0)):
         for refuse in (attention, attention_ref):

@@ -183,7 +183,8 @@ def slow_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, start: int, scal
 @pytest.mark.parametrize("window", [0, 1, 3])
 def test_attention_against_one_position_at_a_time(num_heads: int, num_kv_heads: int, window: int) -> None:
     n_tokens, start, width = 4, 5, 8
-    cache = KVLayer(new_kv_ref(num_kv_heads, 12, width, "f32"), new_kv_ref(num_kv_heads, 12, width, "f32"), "f32", "f32")
+    k, v = (new_kv_ref(num_kv_heads, 12, width, "f32") for _ in range(2))
+    cache = KVLayer(k, v, "f32", "f32")
     cache.k[:], cache.v[:] = RNG.standard_normal(cache.k.shape), RNG.standard_normal(cache.v.shape)
     q = RNG.standard_normal((n_tokens, num_heads * width))
     out = attention_ref(q, cache, start, num_heads, 0.3, window)

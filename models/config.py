@@ -11,6 +11,7 @@ from kernels.backend import RouterSpec
 from models.config_latent import LatentConfig, read_latent
 from models.config_reader import ConfigReader
 from models.config_recurrent import DeltaNetConfig, read_delta_net
+from models.config_short_conv import read_short_conv
 from models.config_table import ARCHITECTURES, GATINGS, ROPE_SCALINGS, Architecture
 from models.errors import GGUFError, UnsupportedArchitecture, UnsupportedError
 from models.gguf import GGUFModel
@@ -78,7 +79,7 @@ class ModelConfig:
     latent: LatentConfig | None = None  # then head_dim and value_dim are those of the cache
     window_layers: tuple[bool, ...] | None = None  # which layers have the sliding window, None: all
     rope_window: RopeConfig | None = None  # of the layers with a sliding window, where they rotate otherwise
-    recurrent: tuple[LayerMemory | None, ...] | None = None  # of the layers without keys and values
+    own_memory: tuple[LayerMemory | None, ...] | None = None  # of layers that keep something else than the rest
     delta_net: DeltaNetConfig | None = None  # what those layers are
     reordered: tuple[str, ...] = ()  # ends of the names of matrices whose rows are put into another order when read
     defaults_used: tuple[str, ...] = ()
@@ -95,7 +96,7 @@ class ModelConfig:
         return self.sliding_window if has_window else 0
 
     def _memory_of(self, layer: int) -> LayerMemory:
-        own = self.recurrent[layer] if self.recurrent is not None else None
+        own = self.own_memory[layer] if self.own_memory is not None else None
         return own or LayerMemory(self.num_kv_heads, self.head_dim, self.value_dim, self.window_of(layer))
 
     @property
@@ -124,6 +125,7 @@ class ModelConfig:
         values = reader.read_fields(table, {"has_selection_bias": has_selection_bias})
         values["num_layers"] -= values.get("unused_layers", 0)
         latent = read_latent(values, where) if "kv_lora_rank" in values else None
+        own_memory = read_short_conv(values, where) if "conv_kernel" in values else None
         unread = reader.refuse_maths(table)
         _check_sizes(values, where, len(model.tensors))
         delta_net = read_delta_net(values, where) if "ssm_heads" in values else None
@@ -143,7 +145,7 @@ class ModelConfig:
             swiglu_limit=values.get("swiglu_limit", 0.0),
             latent=latent,
             window_layers=_window_layers(reader, table, values),
-            recurrent=delta_net.memory if delta_net is not None else None,
+            own_memory=own_memory if delta_net is None else delta_net.memory,
             delta_net=delta_net,
             reordered=(".attn_q.weight", ".ssm_in.weight", ".ssm_ba.weight") if delta_net is not None else (),
             **_factors(values),

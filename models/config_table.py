@@ -261,6 +261,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         )
         | {"rope.scaling.finetuned": (True,)},
     ),
+    "lfm2moe": Architecture(
+        rope_interleaved=False,
+        fields=COMMON
+        | {
+            "num_kv_heads": Key("attention.head_count_kv", int, per_layer=True),
+            "conv_kernel": Key("shortconv.l_cache", int),
+            "leading_dense": Key("leading_dense_block_count", int, 0, "experts in every layer"),
+            "gating": Key("expert_gating_func", int, 2, "the architecture's sigmoid"),
+        },
+        neutral=_without(NEUTRAL, "leading_dense_block_count"),
+    ),
     "llama": Architecture(rope_interleaved=True, fields=COMMON, neutral=NEUTRAL),
     "olmoe": Architecture(
         rope_interleaved=False,

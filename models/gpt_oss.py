@@ -1,6 +1,6 @@
-"""`gpt-oss`: OpenAI's gpt-oss-20b and 120b (arXiv 2508.10925). Its own: every other layer sees a sliding window, each head
-has an attention sink, attention, router and experts have biases, the experts' unit is clamped, and the router weighs the
-chosen experts by a softmax over them alone.
+"""`gpt-oss`: OpenAI's gpt-oss-20b and 120b (arXiv 2508.10925). Its own: every other layer sees a sliding window, each
+head has an attention sink, attention, router and experts have biases, the experts' unit is clamped, and the router
+weighs the chosen experts by a softmax over them alone.
 
 YaRN's ramp is not rounded to whole components, as the models were trained; no key of a file says so.
 """

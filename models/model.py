@@ -31,8 +31,13 @@ class Model:
     rope_freqs: np.ndarray | None = None
 
     @classmethod
-    def read(cls, source: WeightSource, config: ModelConfig, blk: list[Block]) -> Model:
-        """Take the tensors outside the blocks; `output.weight` falls back to `token_embd.weight`, stored once."""
+    def read(
+        cls, source: WeightSource, config: ModelConfig, blk: list[Block], output_norm: str = "output_norm"
+    ) -> Model:
+        """Take the tensors outside the blocks; `output.weight` falls back to `token_embd.weight`, stored once.
+
+        `output_norm` is what the file calls the norm before the output.
+        """
         vocab, hidden = config.vocab_size, config.hidden_size
         token_embd = source.matrix("token_embd.weight", vocab, hidden)
         has_output = source.has("output.weight")
@@ -42,7 +47,7 @@ class Model:
             backend=source.backend,
             token_embd=token_embd,
             blk=blk,
-            output_norm=source.vector("output_norm.weight", hidden),
+            output_norm=source.vector(f"{output_norm}.weight", hidden),
             output=source.matrix("output.weight", vocab, hidden) if has_output else token_embd,
             rope_freqs=source.host_vector("rope_freqs.weight", factors) if source.has("rope_freqs.weight") else None,
         )

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from models import deepseek2, glm4moe, gpt_oss, granitemoe, llama, olmoe, qwen2moe, qwen3moe, qwen3next, qwen35moe
+from models import (
+    deepseek2,
+    glm4moe,
+    gpt_oss,
+    granitemoe,
+    lfm2moe,
+    llama,
+    olmoe,
+    qwen2moe,
+    qwen3moe,
+    qwen3next,
+    qwen35moe,
+)
 from models.config import ModelConfig
 from models.errors import UnsupportedArchitecture
 from models.model import Model
@@ -15,6 +27,7 @@ ARCHITECTURES: dict[str, Callable[[WeightSource, ModelConfig], Model]] = {
     "glm4moe": glm4moe.build,
     "gpt-oss": gpt_oss.build,
     "granitemoe": granitemoe.build,
+    "lfm2moe": lfm2moe.build,
     "llama": llama.build,
     "olmoe": olmoe.build,
     "qwen2moe": qwen2moe.build,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests import tiny_hybrid
+from tests import tiny_hybrid, tiny_others
 
 VOCAB = 97
 COMMON = {
@@ -141,33 +141,13 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             **GRANITE_FACTORS,
         },
     ),
-    "gpt-oss": (
-        transformers.GptOssConfig,
-        transformers.GptOssForCausalLM,
-        {
-            "num_hidden_layers": 3,
-            "num_local_experts": 5,
-            "num_experts_per_tok": 2,
-            "intermediate_size": 40,
-            "head_dim": 24,
-            "sliding_window": 6,
-            "rope_parameters": {
-                "rope_theta": 150000.0,
-                "rope_type": "yarn",
-                "factor": 8.0,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "truncate": False,
-                "original_max_position_embeddings": 16,
-            },
-        },
-    ),
     "llama": (
         transformers.MixtralConfig,
         transformers.MixtralForCausalLM,
         {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32},
     ),
     **tiny_hybrid.FAMILIES,
+    **tiny_others.FAMILIES,
 }
 
 
@@ -200,7 +180,7 @@ def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:
 
 def selection_biases(model: Any) -> Iterator[tuple[str, Any]]:
     """The router's biases that enter only the choice; transformers keeps them outside the parameters."""
-    return ((name, b) for name, b in model.named_buffers() if name.endswith("e_score_correction_bias"))
+    return ((name, b) for name, b in model.named_buffers() if name.endswith(("e_score_correction_bias", "expert_bias")))
 
 
 def save_hf(model: Any, folder: Path) -> Path:
@@ -307,8 +287,8 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
             "expert_gating_func": 2,
             "leading_dense_block_count": config.first_k_dense_replace,
         }
-    if architecture == "gpt-oss":
-        keys |= gpt_oss_metadata(config)
+    if architecture in tiny_others.METADATA:
+        keys |= tiny_others.METADATA[architecture](config)
     if architecture == "granitemoe":
         keys |= {
             "attention.scale": config.attention_multiplier,
@@ -343,25 +323,6 @@ def latent_metadata(config: Any) -> dict[str, Any]:
         "expert_group_used_count": config.topk_group or 1,
     }
     return keys if config.q_lora_rank is None else {**keys, "attention.q_lora_rank": config.q_lora_rank}
-
-
-def gpt_oss_metadata(config: Any) -> dict[str, Any]:
-    rope = config.rope_parameters
-    keys = {
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "attention.sliding_window": config.sliding_window,
-        "expert_feed_forward_length": config.intermediate_size,
-    }
-    if rope["rope_type"] == "yarn":
-        keys |= {
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": rope["factor"],
-            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
-            "rope.scaling.yarn_beta_fast": rope["beta_fast"],
-            "rope.scaling.yarn_beta_slow": rope["beta_slow"],
-        }
-    return keys
 
 
 def expanded_heads(config: Any) -> dict[str, Any]:
@@ -406,6 +367,7 @@ NAMES = {
 OUTER_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
+    "model.embedding_norm.weight": "token_embd_norm.weight",
     "lm_head.weight": "output.weight",
 }
 
@@ -427,10 +389,8 @@ def gguf_tensors(model: Any, architecture: str, expanded: bool = False) -> Itera
             array = array + 1.0
         if rest.startswith("linear_attn."):
             yield from tiny_hybrid.delta_tensors(f"blk.{layer}", rest, array, model.config, architecture, expanded)
-        elif architecture == "gpt-oss" and rest in GPT_OSS_EXPERTS:
-            yield from gpt_oss_experts(f"blk.{layer}", rest, array)
-        elif architecture == "gpt-oss" and rest == "self_attn.sinks":
-            yield f"blk.{layer}.attn_sinks.weight", array
+        elif architecture in tiny_others.TENSORS and (parts := tiny_others.TENSORS[architecture](rest, array)):
+            yield from ((f"blk.{layer}.{own}", part) for own, part in parts)
         elif rest == "shared_mlp.input_linear.weight":  # [2 F, D]: gate rows first
             width = array.shape[0] // 2
             yield f"blk.{layer}.ffn_gate_shexp.weight", array[:width]
@@ -452,22 +412,6 @@ def gguf_tensors(model: Any, architecture: str, expanded: bool = False) -> Itera
                 yield from split_expansion(f"blk.{layer}", array, model.config)
             else:
                 yield f"blk.{layer}.{own}.{kind}", array
-
-
-GPT_OSS_EXPERTS = {
-    "mlp.experts.gate_up_proj": ("gate", "up"),
-    "mlp.experts.gate_up_proj_bias": ("gate", "up"),
-    "mlp.experts.down_proj": ("down",),
-    "mlp.experts.down_proj_bias": ("down",),
-}
-
-
-def gpt_oss_experts(blk: str, name: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """gpt-oss keeps [E, inputs, outputs], and gate and up in turn along the outputs."""
-    linears, kind = GPT_OSS_EXPERTS[name], "bias" if name.endswith("bias") else "weight"
-    rows = array if kind == "bias" else array.swapaxes(1, 2)
-    for part, linear in enumerate(linears):
-        yield f"{blk}.ffn_{linear}_exps.{kind}", rows[:, part :: len(linears)]
 
 
 def split_expansion(blk: str, array: np.ndarray, config: Any) -> Iterator[tuple[str, np.ndarray]]:

@@ -1,0 +1,132 @@
+"""More families of `tests.tiny_models`, each with what it calls and keeps otherwise than the rest: gpt-oss, LFM2 with
+experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import transformers
+
+Named = list[tuple[str, np.ndarray]]
+"""GGUF names without the leading `blk.N.`, and arrays in numpy order."""
+
+FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "gpt-oss": (
+        transformers.GptOssConfig,
+        transformers.GptOssForCausalLM,
+        {
+            "num_hidden_layers": 3,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 40,
+            "head_dim": 24,
+            "sliding_window": 6,
+            "rope_parameters": {
+                "rope_theta": 150000.0,
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
+    "lfm2moe": (
+        transformers.Lfm2MoeConfig,
+        transformers.Lfm2MoeForCausalLM,
+        {
+            "num_hidden_layers": 4,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 80,
+            "moe_intermediate_size": 32,
+            "num_dense_layers": 1,
+            "norm_eps": 1e-5,
+            "conv_L_cache": 4,
+            "routed_scaling_factor": 1.5,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    ),
+}
+
+
+def _gpt_oss_metadata(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters
+    keys = {
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.sliding_window": config.sliding_window,
+        "expert_feed_forward_length": config.intermediate_size,
+    }
+    if rope["rope_type"] == "yarn":
+        keys |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": rope["factor"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+            "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+        }
+    return keys
+
+
+def _gpt_oss_tensors(rest: str, array: np.ndarray) -> Named:
+    """gpt-oss keeps [E, inputs, outputs], and gate and up in turn along the outputs."""
+    if rest == "self_attn.sinks":
+        return [("attn_sinks.weight", array)]
+    linears = _GPT_OSS_EXPERTS.get(rest, ())
+    kind = "bias" if rest.endswith("bias") else "weight"
+    rows = array if kind == "bias" else array.swapaxes(1, 2) if linears else array
+    return [(f"ffn_{linear}_exps.{kind}", rows[:, part :: len(linears)]) for part, linear in enumerate(linears)]
+
+
+_GPT_OSS_EXPERTS = {
+    "mlp.experts.gate_up_proj": ("gate", "up"),
+    "mlp.experts.gate_up_proj_bias": ("gate", "up"),
+    "mlp.experts.down_proj": ("down",),
+    "mlp.experts.down_proj_bias": ("down",),
+}
+
+
+def _lfm2_metadata(config: Any) -> dict[str, Any]:
+    heads = [0 if kind == "conv" else config.num_key_value_heads for kind in config.layer_types]
+    return {
+        "attention.head_count_kv": heads,
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "leading_dense_block_count": config.num_dense_layers,
+        "expert_gating_func": 2,
+        "expert_weights_norm": config.norm_topk_prob,
+        "expert_weights_scale": float(config.routed_scaling_factor),
+        "shortconv.l_cache": config.conv_L_cache,
+    }
+
+
+_LFM2_NAMES = {
+    "operator_norm.weight": "attn_norm.weight",
+    "ffn_norm.weight": "ffn_norm.weight",
+    "conv.conv.weight": "shortconv.conv.weight",
+    "conv.in_proj.weight": "shortconv.in_proj.weight",
+    "conv.out_proj.weight": "shortconv.out_proj.weight",
+    "self_attn.out_proj.weight": "attn_output.weight",
+    "self_attn.q_layernorm.weight": "attn_q_norm.weight",
+    "self_attn.k_layernorm.weight": "attn_k_norm.weight",
+    "feed_forward.gate.weight": "ffn_gate_inp.weight",
+    "feed_forward.w1.weight": "ffn_gate.weight",
+    "feed_forward.w2.weight": "ffn_down.weight",
+    "feed_forward.w3.weight": "ffn_up.weight",
+}
+
+
+def _lfm2_tensors(rest: str, array: np.ndarray) -> Named:
+    if rest == "conv.conv.weight":  # [channels, 1, K]
+        array = array[:, 0]
+    return [(_LFM2_NAMES[rest], array)] if rest in _LFM2_NAMES else []
+
+
+METADATA: dict[str, Callable[[Any], dict[str, Any]]] = {"gpt-oss": _gpt_oss_metadata, "lfm2moe": _lfm2_metadata}
+TENSORS: dict[str, Callable[[str, np.ndarray], Named]] = {"gpt-oss": _gpt_oss_tensors, "lfm2moe": _lfm2_tensors}

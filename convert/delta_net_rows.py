@@ -91,8 +91,11 @@ def _tiled(net: DeltaNetConfig, head: int) -> Order:
 
 
 def _plus_one(x: Floats) -> Floats:
-    return x + np.float32(1.0)
+    factor: Floats = x + np.float32(1.0)
+    return factor
 
 
 def _minus_power(x: Floats) -> Floats:
-    return np.asarray(-np.exp(x))
+    power: Floats = np.exp(x)
+    power *= -1.0
+    return power

@@ -48,6 +48,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3moe_yarn": ("qwen3moe", {"rope_parameters": YARN}),
     "llama": ("llama", {}),
     "qwen3moe_yarn_factor": ("qwen3moe", {"rope_parameters": {**YARN, "attention_factor": 1.3}}),
+    "lfm2moe": ("lfm2moe", {}),
+    "lfm2moe_dense_first": (
+        "lfm2moe",
+        {"num_dense_layers": 2, "tie_word_embeddings": True, "norm_topk_prob": False, "conv_L_cache": 2},
+    ),
     "llama_window": ("llama", {"sliding_window": 6}),
     "llama_llama3": ("llama", {"rope_parameters": LLAMA3}),
     "granitemoe_llama3": ("granitemoe", {"rope_parameters": LLAMA3}),
@@ -65,6 +70,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt-oss",
         {"layer_types": ["full_attention", "full_attention", "sliding_attention"], "swiglu_limit": 0.5},
     ),
+    "qwen3next": ("qwen3next", {}),
+    "qwen3next_one_key_head": ("qwen3next", {"linear_num_key_heads": 1, "linear_num_value_heads": 3}),
+    "qwen35moe": ("qwen35moe", {"tie_word_embeddings": True}),
+    "qwen35moe_equal_heads": ("qwen35moe", {"linear_num_key_heads": 4, "linear_value_head_dim": 24}),
     "granitemoe": ("granitemoe", {}),
     "granitemoe_shared": ("granitemoe_shared", {"tie_word_embeddings": True}),
 }
@@ -86,8 +95,9 @@ def test_folder_to_pearl_to_stock_to_pearl_keeps_the_logits(name: str, tmp_path:
     np.testing.assert_array_equal(first, logits(again, ids))
     with GGUFModel.open(pearl) as a, GGUFModel.open(again) as b:
         assert {n: a.read(n).tobytes() for n in a.tensors} == {n: b.read(n).tobytes() for n in b.tensors}
+    dense = getattr(model.config, "first_k_dense_replace", getattr(model.config, "num_dense_layers", 0))
     stacks = [tensor.name for tensor in gguf.GGUFReader(stock).tensors if tensor.name.endswith("_exps.weight")]
-    assert len(stacks) == 3 * (model.config.num_hidden_layers - getattr(model.config, "first_k_dense_replace", 0))
+    assert len(stacks) == 3 * (model.config.num_hidden_layers - dense)
 
 
 def test_relayout_copies_metadata_with_its_types(tmp_path: Path) -> None:

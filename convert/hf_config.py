@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "GptOssForCausalLM": "gpt-oss",
     "GraniteMoeForCausalLM": "granitemoe",
     "GraniteMoeSharedForCausalLM": "granitemoe",
+    "Lfm2MoeForCausalLM": "lfm2moe",
     "MixtralForCausalLM": "llama",
     "OlmoeForCausalLM": "olmoe",
     "Qwen2MoeForCausalLM": "qwen2moe",
@@ -33,7 +34,7 @@ ARCHITECTURES = {
 }
 _PARTLY_ROTATED = ("glm4moe", "qwen35moe", "qwen3next")
 _WINDOWED = ("gpt-oss", "llama")  # architectures whose sliding window is kept
-_DEFAULT_THETA = {"gpt-oss": 1.5e5, "llama": 1e6}  # transformers' own; the others' is 1e4
+_DEFAULT_THETA = {"gpt-oss": 1.5e5, "lfm2moe": 1e6, "llama": 1e6}  # transformers' own; the others' is 1e4
 _SMALL_EPS = ("deepseek2", "granitemoe", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next")
 _DEFAULT_EPS = dict.fromkeys(_SMALL_EPS, 1e-6)  # the others' is 1e-5
 
@@ -65,7 +66,7 @@ class HfConfig(HfValues):
             "vocab_size": self.integer("vocab_size"),
             "context_length": self.integer("max_position_embeddings"),
             "rope_theta": theta,
-            "rms_norm_eps": self.real("rms_norm_eps", default=_DEFAULT_EPS.get(self.architecture, 1e-5)),
+            "rms_norm_eps": self.real("rms_norm_eps", "norm_eps", default=_DEFAULT_EPS.get(self.architecture, 1e-5)),
             "rope_scaling": read_rope_scaling(self, self.architecture, self._n_rot, theta),
             **architecture_fields(self, self.architecture, self.model_class),
         }

@@ -147,6 +147,26 @@ def _gpt_oss(config: HfValues) -> Fields:
     }
 
 
+def _lfm2(config: HfValues) -> Fields:
+    config.require("conv_bias", False)
+    config.require("use_expert_bias", True)
+    layers, kinds = config.integer("num_hidden_layers"), config.values.get("layer_types")
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"conv", "full_attention"}:
+        raise UnsupportedError(
+            f"{config.path}: layer_types {kinds!r} is not supported; supported: conv, full_attention"
+        )
+    return {
+        "moe_intermediate_size": config.integer("moe_intermediate_size"),
+        "leading_dense": config.integer("num_dense_layers", default=2),
+        "router_scale": config.real("routed_scaling_factor", default=1.0),
+        "norm_topk_prob": _norm(config, True),
+        "gating": SIGMOID,
+        "qk_norm": "head",
+        "conv_kernel": config.integer("conv_L_cache", default=3),
+        "conv_layers": tuple(kind == "conv" for kind in kinds),
+    }
+
+
 def _glm4(config: HfValues) -> Fields:
     groups = config.integer("n_group", default=1)
     return {
@@ -208,6 +228,7 @@ _FIELDS: dict[str, Callable[[HfValues], Fields]] = {
     "glm4moe": _glm4,
     "gpt-oss": _gpt_oss,
     "granitemoe": _granite,
+    "lfm2moe": _lfm2,
     "llama": _llama,
     "olmoe": _olmoe,
     "qwen2moe": _qwen2,

@@ -16,6 +16,7 @@ _PREFIX = re.compile(r"^(?:language_model\.|model\.(?=language_model\.)|model\.(
 _TOP = {
     "embed_tokens.weight": "token_embd.weight",
     "norm.weight": "output_norm.weight",
+    "embedding_norm.weight": "token_embd_norm.weight",
     "lm_head.weight": "output.weight",
 }
 _LAYER = re.compile(r"^layers\.(\d+)\.(.+)$")
@@ -49,6 +50,19 @@ _IN_LAYER = {
     "linear_attn.A_log": "ssm_a",
     "linear_attn.norm.weight": "ssm_norm.weight",
     "linear_attn.out_proj.weight": "ssm_out.weight",
+    "operator_norm.weight": "attn_norm.weight",
+    "ffn_norm.weight": "ffn_norm.weight",
+    "conv.conv.weight": "shortconv.conv.weight",
+    "conv.in_proj.weight": "shortconv.in_proj.weight",
+    "conv.out_proj.weight": "shortconv.out_proj.weight",
+    "self_attn.out_proj.weight": "attn_output.weight",
+    "self_attn.q_layernorm.weight": "attn_q_norm.weight",
+    "self_attn.k_layernorm.weight": "attn_k_norm.weight",
+    "feed_forward.gate.weight": "ffn_gate_inp.weight",
+    "feed_forward.expert_bias": "exp_probs_b.bias",
+    "feed_forward.w1.weight": "ffn_gate.weight",
+    "feed_forward.w2.weight": "ffn_down.weight",
+    "feed_forward.w3.weight": "ffn_up.weight",
     "block_sparse_moe.gate.weight": "ffn_gate_inp.weight",
     "block_sparse_moe.router.layer.weight": "ffn_gate_inp.weight",
     "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",

@@ -181,8 +181,9 @@ class HfTensors:
 
     def _plain(self, stored: Stored, place: Plain) -> SourceTensor:
         shape = self._shapes[place.name]
-        if place.name.endswith(".ssm_conv1d.weight") and len(stored.shape) == 3:  # a 1 is among the three
-            self._check_shape(stored, (shape[0], 1, shape[1]) if self._shifted_norms else (*shape, 1))
+        is_short = place.name.endswith(".shortconv.conv.weight")
+        if (is_short or place.name.endswith(".ssm_conv1d.weight")) and len(stored.shape) == 3:  # a 1 is among the three
+            self._check_shape(stored, (shape[0], 1, shape[1]) if is_short or self._shifted_norms else (*shape, 1))
             stored = dataclasses.replace(stored, shape=shape)
         # A gate of one row is stored as [1, width], a GGUF keeps it as a vector.
         self._check_shape(stored, (1, *shape) if stored.shape[:1] == (1,) and len(shape) == 1 else shape)

@@ -88,6 +88,8 @@ class ModelDims:
     sliding_window: int | None = None
     window_layers: tuple[bool, ...] | None = None  # which layers have it, None: as the architecture has it
     swiglu_limit: float | None = None
+    conv_kernel: int | None = None  # tokens that a short convolution spans
+    conv_layers: tuple[bool, ...] = ()  # which layers have one in attention's place
     factors: ConstantFactors | None = None
     latent: LatentDims | None = None
     delta_net: DeltaNetConfig | None = None  # then attention, where it is, has a gate on its output
@@ -105,7 +107,7 @@ class ModelDims:
 
 
 # The others' experts are as wide as a dense layer.
-_EXPERT_WIDTH_KEY = ("qwen2moe", "qwen3moe", "deepseek2", "glm4moe", "gpt-oss", "qwen35moe", "qwen3next")
+_EXPERT_WIDTH_KEY = ("qwen2moe", "qwen3moe", "deepseek2", "glm4moe", "gpt-oss", "lfm2moe", "qwen35moe", "qwen3next")
 
 
 def add_model_keys(metadata: Metadata, dims: ModelDims) -> None:
@@ -121,7 +123,7 @@ def add_model_keys(metadata: Metadata, dims: ModelDims) -> None:
     metadata.f32(f"{arch}.rope.freq_base", dims.rope_theta)
     metadata.u32(f"{arch}.vocab_size", dims.vocab_size)
     if dims.latent is None:
-        metadata.u32(f"{arch}.attention.head_count_kv", dims.num_kv_heads)
+        _add_kv_heads(metadata, dims)
         metadata.u32(f"{arch}.attention.key_length", dims.head_dim)
         metadata.u32(f"{arch}.attention.value_length", dims.head_dim)
         metadata.u32(f"{arch}.rope.dimension_count", dims.head_dim if dims.n_rot is None else dims.n_rot)
@@ -155,6 +157,16 @@ def _add_delta_net_keys(metadata: Metadata, arch: str, net: DeltaNetConfig) -> N
     interval = net.layers.index(False) + 1 if False in net.layers else 0
     if interval and net.layers == tuple((layer + 1) % interval != 0 for layer in range(len(net.layers))):
         metadata.u32(f"{arch}.full_attention_interval", interval)  # what older llama.cpp reads
+
+
+def _add_kv_heads(metadata: Metadata, dims: ModelDims) -> None:
+    """One number, or one a layer where some have a short convolution in attention's place."""
+    key = f"{dims.architecture}.attention.head_count_kv"
+    if dims.conv_kernel is None:
+        metadata.u32(key, dims.num_kv_heads)
+        return
+    metadata.array(key, np.array([0 if conv else dims.num_kv_heads for conv in dims.conv_layers], np.int32))
+    metadata.u32(f"{dims.architecture}.shortconv.l_cache", dims.conv_kernel)
 
 
 def _add_latent_keys(metadata: Metadata, arch: str, latent: LatentDims) -> None:

@@ -4,9 +4,9 @@
 the embedding that doubles as it) is raised to Q6_K below a 6-bit type. Norms, routers, biases and other vectors stay
 F32. `--quant MIX` (q4_k_m, ...) gives each matrix what llama-quantize gives it under that name (`convert.mixes`); q2_k
 and q6_k are such names too. `--recipe ROLE=TYPE,...` overrides by role: attn (or attn.q, attn.k, attn.v,
-attn.output), exps (or exps.gate, exps.up, exps.gate_up, exps.down), shexp, ffn, ssm (a delta net's other matrices),
-embed, output; `ROLE@FIRST-LAST=TYPE` limits it to a range of layers. The most specific entry wins, the later of equals.
-A row that a type's blocks do not divide falls back as in llama.cpp; the reason is reported.
+attn.output), exps (or exps.gate, exps.up, exps.gate_up, exps.down), shexp, ffn, ssm (a delta net's other matrices, a
+short convolution's), embed, output; `ROLE@FIRST-LAST=TYPE` limits it to a range of layers. The most specific entry
+wins, the later of equals. A row that a type's blocks do not divide falls back as in llama.cpp; the reason is reported.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _PATTERNS = (
     (re.compile(r"^output\.weight$"), "output"),
     (re.compile(r"^blk\.\d+\.attn_(q|k|v|output)\.weight$"), "attn.{}"),
     (re.compile(r"^blk\.\d+\.attn_(?:qkv|gate|kv_a_mqa|kv_b)\.weight$"), "attn"),
-    (re.compile(r"^blk\.\d+\.ssm_(?:in|ba|beta|alpha|out)\.weight$"), "ssm"),
+    (re.compile(r"^blk\.\d+\.(?:ssm_(?:in|ba|beta|alpha|out)|shortconv\.(?:in|out)_proj)\.weight$"), "ssm"),
     (re.compile(r"^blk\.\d+\.attn_(q|k|v)_[ab]\.weight$"), "attn.{}"),
     (re.compile(r"^blk\.\d+\.ffn_(gate_up|gate|up|down)_exps\.weight$"), "exps.{}"),
     (re.compile(r"^blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight$"), "exps.{}"),

@@ -122,6 +122,17 @@ SHAPES = {
     ),
     "gpt-oss-20b": Shape(_gpt_oss(24, 32), "gpt-4o"),
     "gpt-oss-120b": Shape(_gpt_oss(36, 128), "gpt-4o"),
+    "lfm2-8b-a1b": Shape(
+        ModelDims(
+            architecture="lfm2moe", hidden_size=2048, num_layers=24, num_heads=32, num_kv_heads=8, head_dim=64,
+            intermediate_size=7168, moe_intermediate_size=1792, num_experts=32, num_experts_per_tok=4,
+            vocab_size=65536, context_length=128000, rope_theta=1e6, rms_norm_eps=1e-5, norm_topk_prob=True,
+            qk_norm="head", leading_dense=2, router_scale=1.0, gating=SIGMOID, conv_kernel=3,
+            conv_layers=tuple(layer not in (2, 6, 10, 14, 18, 21) for layer in range(24)),
+        ),
+        "lfm2",
+        tied=True,
+    ),
     "granite-3.1-3b-a800m": Shape(
         ModelDims(
             architecture="granitemoe", hidden_size=1536, num_layers=32, num_heads=24, num_kv_heads=8, head_dim=64,

@@ -19,7 +19,8 @@ def outer_shapes(dims: ModelDims) -> Shapes:
     table = (dims.vocab_size, dims.hidden_size)
     made = dims.rope_scaling.tensors if dims.rope_scaling is not None else {}
     factors: Shapes = {name: (len(values),) for name, values in made.items()}
-    return factors | {"token_embd.weight": table, "output_norm.weight": (dims.hidden_size,), "output.weight": table}
+    norm = "token_embd_norm.weight" if dims.architecture == "lfm2moe" else "output_norm.weight"
+    return factors | {"token_embd.weight": table, norm: (dims.hidden_size,), "output.weight": table}
 
 
 def layer_shapes(dims: ModelDims, layer: int) -> Shapes:
@@ -28,6 +29,8 @@ def layer_shapes(dims: ModelDims, layer: int) -> Shapes:
     norm = "post_attention_norm" if dims.architecture in _NORM_BEHIND_ATTENTION else "ffn_norm"
     net = dims.delta_net
     mixer = _delta_net(dims, net) if net is not None and net.layers[layer] else _attention(dims)
+    if dims.conv_kernel is not None and dims.conv_layers[layer]:
+        mixer = _short_conv(hidden, dims.conv_kernel)
     shapes = {"attn_norm.weight": (hidden,), **mixer, f"{norm}.weight": (hidden,)}
     if not has_experts(dims, layer):
         return shapes | _gated("ffn_{}.weight", hidden, dims.intermediate_size)
@@ -109,6 +112,14 @@ def _latent_attention(dims: ModelDims, latent: LatentDims) -> Shapes:
         "attn_k_b.weight": (heads, latent.kv_lora_rank, latent.nope_dim),
         "attn_v_b.weight": (heads, latent.value_dim, latent.kv_lora_rank),
         "attn_output.weight": (hidden, heads * latent.value_dim),
+    }
+
+
+def _short_conv(hidden: int, kernel: int) -> Shapes:
+    return {
+        "shortconv.in_proj.weight": (3 * hidden, hidden),
+        "shortconv.conv.weight": (hidden, kernel),
+        "shortconv.out_proj.weight": (hidden, hidden),
     }
 
 

@@ -46,6 +46,7 @@ TINY_SHAPES = [
     tiny("deepseek2", latent=LATENT, shared_experts=1, leading_dense=1, gating=SIGMOID, num_kv_heads=1, head_dim=96),
     tiny("glm4moe", attention_bias=True, n_rot=32, shared_experts=1, leading_dense=1, gating=SIGMOID),
     tiny("gpt-oss", attention_bias=True, output_bias=True, sinks=True, expert_biases=True, sliding_window=16),
+    tiny("lfm2moe", tied=True, qk_norm="head", leading_dense=1, gating=SIGMOID, conv_kernel=3, conv_layers=(True, 0)),
     tiny("granitemoe", "refact", tied=True, factors=ConstantFactors(0.1, 6.0, 0.4, 3.0)),
 ]
 by_architecture = pytest.mark.parametrize("shape", TINY_SHAPES, ids=lambda s: s.dims.architecture)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +206,9 @@ def test_views_read_in_any_pieces(dtype: type[np.generic], tmp_path: Path) -> No
     rows = np.random.default_rng(1).standard_normal((10, 6)).astype(dtype)
     base, order = stored_rows(tmp_path / "rows", rows), np.array([4, 5, 6, 0, 1, 9, 2])
     columns = np.array([3, 1, 0, 2, 5, 4])
-    twice: Callable[[np.ndarray], np.ndarray] = lambda x: x * 2
+    def twice(x: np.ndarray) -> np.ndarray:
+        return x * 2
+
     for view, whole in (
         (OrderedRows(base, order), rows[order]),
         (OrderedColumns(base, columns), rows[:, columns]),

@@ -14,6 +14,7 @@ from kernels.backend import RouterSpec
 from models.config import ModelConfig
 from models.errors import MemoryPlanError, UsageError
 from pearl_cli.residency.slot_plan import SlotPlan, floor_bytes, full_bytes, plan_slots
+from pearl_cli.residency.uneven_split import Split
 from pearl_cli.sizes import Size
 
 MIB = 1 << 20
@@ -97,9 +98,11 @@ def plan_memory(
     ceiling_is_asked: bool = True,
     prefetch_slots: int = 0,
     in_place: bool = False,
+    split: Split | None = None,
 ) -> MemoryPlan:
     """Split `ceiling_bytes`. layer_slot_bytes: slot size each layer needs, 0 for none; `budget` limits the slots alone,
-    a percentage is of the slots for all experts. Raises MemoryPlanError with the floor in its message."""
+    a percentage is of the slots for all experts; `split`: over layers. Raises MemoryPlanError with the floor in its
+    message."""
     full = full_bytes(layer_slot_bytes, num_experts)
     slots_floor = 0 if in_place else floor_bytes(layer_slot_bytes)
     floor = max(needs.total_bytes + slots_floor, needs.peak_bytes)
@@ -122,7 +125,7 @@ def plan_memory(
                 f"--budget {typed(asked)} does not fit: {left}; give a smaller --budget or a larger --ram"
             )
         slot_budget = min(asked, full)
-    slots = plan_slots(layer_slot_bytes, num_experts, slot_budget, prefetch_slots)
+    slots = plan_slots(layer_slot_bytes, num_experts, slot_budget, prefetch_slots, split)
     return MemoryPlan(needs, slots, ceiling_bytes, floor, full)
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+import models.demo
 from kernels.cpu.backend import CpuBackend
 from kernels.cpu.memory import allocate
 from kernels.cpu.parallel import max_threads
@@ -42,7 +43,8 @@ from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.eviction import make_policy
 from pearl_cli.residency.in_place import InPlaceSlots
 from pearl_cli.residency.open_reader import ChunkReader, open_reader
-from pearl_cli.residency.usage_profile import UsageProfile, profile_path
+from pearl_cli.residency.uneven_split import Split
+from pearl_cli.residency.usage_profile import UsageProfile, profile_places
 from pearl_cli.resolve_routing import resolve_routing
 from pearl_cli.routing.base import RoutingPolicy
 from pearl_cli.routing.exact import ExactRouting
@@ -50,7 +52,8 @@ from pearl_cli.routing.physical import PhysicalCachePrior
 from pearl_cli.routing.recorded import RecordedRouting
 from pearl_cli.routing.settings import RoutingSettings, routing_settings
 from pearl_cli.sizes import Size
-from pearl_cli.trace import read_trace
+from pearl_cli.trace import RouteTrace, read_trace
+from pearl_cli.usage import split_of, usage_trace
 
 DEFAULT_IO_THREADS = 2
 
@@ -139,9 +142,8 @@ def open_engine(
 
 @dataclass(frozen=True, slots=True)
 class Groundwork:
-    """What stands before the first weight is read. fetch_depth:
-
-    experts a layer that forecasts may fetch, 0 for none.
+    """What stands before the first weight is read. fetch_depth: experts a layer that forecasts may fetch, 0 for none;
+    usage: the trace of --usage.
     """
 
     config: ModelConfig
@@ -150,6 +152,7 @@ class Groundwork:
     places: ExpertPlaces
     forecasting: Forecasting
     fetch_depth: int
+    usage: RouteTrace | None
     plan: MemoryPlan
 
 
@@ -167,8 +170,10 @@ def prepare(
     places = ExpertPlaces.of(ExpertStore(gguf, config))
     forecasting = choose_forecasting(gguf, options.predictor, options.stride, options.evict, notify)
     depth = config.router.num_experts_per_tok if forecasting.fetch else 0
-    plan = plan_run(gguf, config, places, options, default_budget, depth * (forecasting.stride + 1), threads)
-    return Groundwork(config, threads, backend, places, forecasting, depth, plan)
+    usage = usage_trace(options, config)
+    prefetch_slots, split = depth * (forecasting.stride + 1), split_of(options, usage)
+    plan = plan_run(gguf, config, places, options, default_budget, prefetch_slots, threads, split)
+    return Groundwork(config, threads, backend, places, forecasting, depth, usage, plan)
 
 
 def _open(
@@ -195,11 +200,13 @@ def _open(
     routing = recorded or ExactRouting(backend)
     # Routing that follows a cache must begin the same each time, so no earlier run may fill it.
     use_profile = use_profile and settings.exact and recorded is None
-    profile = _profile_of(gguf, config, notify) if use_profile or evict == "static" else None
+    pins_by_profile = evict == "static" and ground.usage is None
+    profile = _profile_of(gguf, config, options, notify) if use_profile or pins_by_profile else None
     reader = open_reader(gguf, options.throttle.n_bytes if options.throttle is not None else None, notify)
     try:
         cost = places.reload_cost(config.router.num_experts)
-        policy = make_policy(evict, profile.counts if profile is not None else None, seed, cost)
+        counts = profile.counts if profile is not None else None
+        policy = make_policy(evict, ground.usage.use_counts() if ground.usage is not None else counts, seed, cost)
         shape = (config.hidden_size, config.moe_intermediate_size)
         controller = build_controller(
             places, plan.slots, shape, loaded.routers, backend, policy, routing, reader.read,
@@ -235,13 +242,15 @@ def _slots_for(gguf: GGUFModel, plan: MemoryPlan) -> Callable[[Sequence[tuple[in
 
 
 def _profile_of(
-    gguf: GGUFModel, config: ModelConfig, notify: Callable[[str], None] | None
+    gguf: GGUFModel, config: ModelConfig, options: RunOptions, notify: Callable[[str], None] | None
 ) -> UsageProfile | None:
-    folder = cache_dir()
-    if folder is None:
-        return None
+    """The profile beside the model; in the cache folder for one that ships inside pearl or was made in memory."""
+    model_bytes = gguf.headers[0].file_bytes
+    shipped = Path(next(iter(models.demo.__path__))).resolve() == gguf.paths[0].resolve().parent
+    beside = options.model is not None and gguf.memory is None and not shipped
+    places = profile_places(gguf.paths[0], model_bytes, cache_dir(), beside)
     shape = (config.num_layers, config.router.num_experts)
-    return UsageProfile(profile_path(gguf.paths[0], gguf.headers[0].file_bytes, folder), shape, notify)
+    return UsageProfile(places, model_bytes, shape, notify) if places else None
 
 
 def choose_threads(asked: int, notify: Callable[[str], None] | None) -> int:
@@ -265,7 +274,7 @@ def _make_backend(threads: int, gguf: GGUFModel, progress: Progress | None) -> C
 
 def plan_run(
     gguf: GGUFModel, config: ModelConfig, places: ExpertPlaces, options: RunOptions, default_budget: Size | None = None,
-    prefetch_slots: int = 0, threads: int = 1,
+    prefetch_slots: int = 0, threads: int = 1, split: Split | None = None,
 ) -> MemoryPlan:
     """The plan for these flags on this machine, from the process as it stands now. prefetch_slots: for forecasts.
     A store in host memory that was given no budget is computed in place.
@@ -289,7 +298,7 @@ def plan_run(
     ceiling = options.ram.n_bytes if options.ram else rss_bytes() + int(DEFAULT_SHARE * available_bytes())
     return plan_memory(
         needs, places.slot_bytes, config.router.num_experts, ceiling, budget, ceiling_is_asked=options.ram is not None,
-        prefetch_slots=prefetch_slots, in_place=store is not None and budget is None,
+        prefetch_slots=prefetch_slots, in_place=store is not None and budget is None, split=split,
     )
 
 

@@ -22,6 +22,7 @@ from pearl_cli.sizes import Size, SizeParam
 EVICTIONS = ("auto", "pearl", "lru", "lfu", "lfru", "least-stale", "static", "random")
 KV_TYPES = ("f32", "f16", "q8_0")
 DEVICES = ("auto", "cpu")
+SPLITS = ("even", "uneven")
 STORES = ("auto", "disk", "ram")
 
 
@@ -48,6 +49,8 @@ class RunOptions:
     evict: str = "auto"
     predictor: str = "auto"  # a name or a file, see pearl_cli.predict.choose
     stride: int = 1  # layers ahead
+    usage: Path | None = None  # recorded routing that static eviction and the split go by
+    split: str = "even"  # of the budget over layers
     route_trace: Path | None = None  # recorded routing instead of the model's own
     routing: str = "exact"
     lambda_: str | None = None  # this and the next four: see pearl_cli.routing.settings
@@ -109,6 +112,20 @@ _FLAGS = [
         default="auto",
         show_default=True,
         help="Which expert leaves when a slot is needed.",
+    ),
+    click.option(
+        "--usage",
+        type=click.Path(path_type=Path),
+        metavar="TRACE",
+        help="Routing recorded by pearl trace: what --evict static and --split uneven go by.  [default for static: the "
+        "saved profile of earlier sessions]",
+    ),
+    click.option(
+        "--split",
+        type=click.Choice(SPLITS),
+        default="even",
+        show_default=True,
+        help="Slots for every layer alike, or as many as make the fewest misses on the --usage trace.",
     ),
     click.option(
         "--predictor",

@@ -56,6 +56,12 @@ class RouteTrace:
     def total_expert_bytes(self) -> int:
         return int(self.expert_bytes.sum()) * self.num_experts
 
+    def use_counts(self) -> np.ndarray:
+        """int64 [L, E]: how often each expert was chosen."""
+        counts = np.zeros((self.num_layers, self.num_experts), np.int64)
+        np.add.at(counts, (self.rows[:, 3], self.rows[:, 5]), 1)
+        return counts
+
     def events(self, token_by_token: bool = False) -> Iterator[Event]:
         """Events in order of computation: passes in order, layers in order within a pass.
 

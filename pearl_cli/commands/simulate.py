@@ -16,8 +16,8 @@ from models.errors import UsageError
 from pearl_cli.sizes import Size, SizeParam
 from pearl_cli.trace import RouteTrace, read_trace
 
-POLICIES = ("lru", "lfu", "lfru", "least-stale", "random", "static", "pearl", "belady", "belady-bypass")
-_ENGINE_ONLY = ("pearl", "belady-bypass")
+_ENGINE_ONLY = ("on-demand", "pearl", "belady-bypass")
+POLICIES = ("on-demand", "lru", "lfu", "lfru", "least-stale", "random", "static", "pearl", "belady", "belady-bypass")
 _PLOT_PERCENTS = (5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 100)
 
 
@@ -31,6 +31,10 @@ _PLOT_PERCENTS = (5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 100)
 @click.option("--rules", type=click.Choice(["pool", "engine"]),
               help="pool: bytes, the prompt as one event a layer (the published curves). engine: whole slots a layer, "
               "token by token, as pearl runs.  [default: pool; engine where forecasts are used]")  # fmt: skip
+@click.option("--split", type=click.Choice(["even", "uneven"]), default="even", show_default=True,
+              help="Slots for every layer alike, or as make the fewest misses on the --usage trace.")  # fmt: skip
+@click.option("--usage", type=click.Path(path_type=Path), metavar="TRACE",
+              help="What static and an uneven split go by.  [default: the replayed trace]")  # fmt: skip
 @click.option("--predictor", default="none", show_default=True, metavar="NAME|FILE",
               help="none, ema, oracle:RECALL[:PRECISION]; with --hidden token-table or a trained file.")  # fmt: skip
 @click.option("--hidden", type=click.Path(path_type=Path), help="Router inputs recorded with the trace.")
@@ -50,6 +54,8 @@ def command(
     budget: Size,
     scope: str,
     rules: str | None,
+    split: str,
+    usage: Path | None,
     predictor: str,
     hidden: Path | None,
     stride: int,
@@ -68,12 +74,15 @@ def command(
 
     recorded = load_recorded(trace, hidden) if hidden is not None else None
     routes = recorded.trace if recorded is not None else read_trace(trace)
-    ahead = predictor != "none" or ablate or evict in _ENGINE_ONLY
+    ahead = predictor != "none" or ablate or evict in _ENGINE_ONLY or split == "uneven"
     rules = rules or ("engine" if ahead else "pool")
     if rules == "engine" and scope == "global":
         raise UsageError("--rules engine has slots per layer; use --scope layer, or --rules pool for one global pool")
     machine = Machine(float(bandwidth.n_bytes), latency_ms / 1e3, compute_ms / 1e3, expert_ms / 1e3)
-    setting = Setting(machine, scope, rules, predictor, stride)
+    used = read_trace(usage) if usage is not None else None
+    if used is not None and (used.num_layers, used.num_experts) != (routes.num_layers, routes.num_experts):
+        raise UsageError(f"--usage {usage}: the trace is of another shape than {trace}; give one of the same model")
+    setting = Setting(machine, scope, rules, predictor, stride, usage=used, split=split)
     budget_bytes = budget.of(routes.total_expert_bytes)
     names = [evict] if evict else [name for name in POLICIES if rules == "engine" or name not in _ENGINE_ONLY]
     if plot:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pearl_cli.residency.uneven_split import Split, split_slots
+
 MIN_STAGING = 2
 _MAX_STAGING = 8  # more only deepens the queue of a prompt, which the disk bounds anyway
 _STAGING_SHARE = 32  # one slot in so many is staging
@@ -62,11 +64,12 @@ def floor_bytes(layer_slot_bytes: Sequence[int]) -> int:
 
 
 def plan_slots(
-    layer_slot_bytes: Sequence[int], num_experts: int, budget_bytes: int, prefetch_slots: int = 0
+    layer_slot_bytes: Sequence[int], num_experts: int, budget_bytes: int, prefetch_slots: int = 0,
+    split: Split | None = None,
 ) -> SlotPlan:
-    """Split the budget evenly, the remainder to the first layers. layer_slot_bytes: largest expert of each layer in
-    whole pages, 0 for none. `prefetch_slots` more staging slots per class are set aside where the budget allows. Raises
-    ValueError below the floor."""
+    """Split the budget evenly, the remainder to the first layers; by `split` where one is given and the budget holds
+    its least. layer_slot_bytes: largest expert of each layer in whole pages, 0 for none. `prefetch_slots` more staging
+    slots per class are set aside where the budget allows. Raises ValueError below the floor."""
     sizes, needs = _fitted(layer_slot_bytes)
     round_bytes = sum(needs)  # one more expert in every layer
     if budget_bytes >= full_bytes(layer_slot_bytes, num_experts):
@@ -78,6 +81,8 @@ def plan_slots(
         staging -= 1
     left = budget_bytes - staging * sum(sizes)
     each = min(num_experts, left // round_bytes)
+    if split is not None and each >= split.least:
+        return _finish(sizes, needs, split_slots(split, needs, left), staging)
     left -= each * round_bytes
     capacities = []
     for need in needs:

@@ -1,4 +1,5 @@
-"""How often each expert of a model was used in earlier sessions: kept in the cache folder, read at the next start.
+"""How often each expert of a model was used in earlier sessions: kept beside the model, or in the cache folder where
+the model's own cannot be written, and read at the next start.
 
 It decides only which experts are loaded before the first prompt, and what `--evict static` pins; never a result.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,31 +21,36 @@ _FADE = 0.5  # weight of earlier sessions against the one that ends
 _SEED_EVENTS = 64  # a profile counts as much as so many tokens of this session
 
 
-def profile_path(model_path: Path, file_bytes: int, folder: Path) -> Path:
-    """Where the profile of a model lies in `folder`; another file of the same name gets another one by its size."""
-    identity = f"{model_path.resolve()}:{file_bytes}"
-    return folder / f"usage-{model_path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.npz"
+def profile_places(model_path: Path, model_bytes: int, cache: Path | None, beside: bool = True) -> list[Path]:
+    """Where the profile of a model may lie, best first: NAME.usage.npz beside the model (`beside`), then in the folder
+    `cache`, where another file of the same name gets another one by its size.
+    """
+    name = re.sub(r"-\d{5}-of-\d{5}$", "", model_path.stem)
+    identity = hashlib.sha256(f"{model_path.resolve()}:{model_bytes}".encode()).hexdigest()[:12]
+    places = [model_path.with_name(f"{name}.usage.npz")] if beside else []
+    return places + ([cache / f"usage-{model_path.stem}-{identity}.npz"] if cache is not None else [])
 
 
-def load_profile(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
-    """Use counts float64 [L, E], or None when there are none of this shape; a damaged file counts as none."""
+def load_profile(path: Path, model_bytes: int, shape: tuple[int, int]) -> np.ndarray | None:
+    """Use counts float64 [L, E], or None when there are none of this model and shape; a damaged file counts as none."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             counts = np.asarray(stored["use_count"], np.float64)
+            of_model = int(stored["model_bytes"]) == model_bytes
     except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile):
         return None
-    if counts.shape != shape or not np.isfinite(counts).all() or (counts < 0).any():
+    if not of_model or counts.shape != shape or not np.isfinite(counts).all() or (counts < 0).any():
         return None
     return counts
 
 
-def save_profile(path: Path, counts: np.ndarray, earlier: np.ndarray | None) -> None:
+def save_profile(path: Path, counts: np.ndarray, earlier: np.ndarray | None, model_bytes: int) -> None:
     """Merge this session's counts with earlier ones and replace the file in one step. Raises OSError."""
     merged = counts if earlier is None else counts + _FADE * earlier
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
-            np.savez_compressed(file, use_count=merged)
+            np.savez_compressed(file, use_count=merged, model_bytes=np.int64(model_bytes))
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)
@@ -61,9 +68,20 @@ def seed_counts(profile: np.ndarray) -> np.ndarray:
 class UsageProfile:
     """counts: float64 [L, E] of earlier sessions, None where there were none."""
 
-    def __init__(self, path: Path, shape: tuple[int, int], notify: Callable[[str], None] | None = None) -> None:
-        self.counts = load_profile(path, shape)
-        self._path = path
+    def __init__(
+        self,
+        places: Sequence[Path],
+        model_bytes: int,
+        shape: tuple[int, int],
+        notify: Callable[[str], None] | None = None,
+    ) -> None:
+        """places: of `profile_places`; the first that holds a profile is read, the first that can be written is
+        written.
+        """
+        found = (load_profile(place, model_bytes, shape) for place in places)
+        self.counts = next((counts for counts in found if counts is not None), None)
+        self._places = places
+        self._model_bytes = model_bytes
         self._shape = shape
         self._notify = notify
         self._seeds = np.zeros(shape, np.int64)
@@ -98,8 +116,12 @@ class UsageProfile:
                 counts[state.layer] = state.own_cache.history.use_count - self._seeds[state.layer]
         if not counts.any():
             return
-        try:
-            save_profile(self._path, counts, self.counts)
-        except OSError as error:
-            if self._notify is not None:
-                self._notify(f"{self._path}: the usage profile could not be saved: {error.strerror}")
+        fault = ""
+        for place in self._places:
+            try:
+                save_profile(place, counts, self.counts, self._model_bytes)
+                return
+            except OSError as error:
+                fault = f"{place}: the usage profile could not be saved: {error.strerror}"
+        if self._notify is not None:
+            self._notify(fault)

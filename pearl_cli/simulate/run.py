@@ -10,16 +10,22 @@ import numpy as np
 from models.errors import UsageError
 from pearl_cli.predict.train_data import RecordedTokens
 from pearl_cli.residency.eviction import make_policy
+from pearl_cli.residency.uneven_split import Split, split_slots
 from pearl_cli.simulate.cost_model import CostModel, Machine
 from pearl_cli.simulate.engine_rules import replay_bypass, replay_engine
 from pearl_cli.simulate.forecasts import ReplayForecasts
 from pearl_cli.simulate.pool import ReplayResult, replay_pool
 from pearl_cli.trace import DECODE, RouteTrace
 
+ON_DEMAND = "on-demand"
+ENGINE_ONLY = ("pearl", "belady-bypass", ON_DEMAND)
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How to replay. rules "pool" or "engine"; predictor as `ReplayForecasts` names it; governed: fetch what pays."""
+    """How to replay. rules "pool" or "engine"; predictor as `ReplayForecasts` names it; governed: fetch what pays.
+    usage: what `static` and an uneven `split` go by, else the replayed trace itself.
+    """
 
     machine: Machine
     scope: str = "layer"
@@ -29,6 +35,8 @@ class Setting:
     governed: bool = True
     fetch: bool = True
     seed: int = 0
+    usage: RouteTrace | None = None
+    split: str = "even"
 
 
 def simulate(
@@ -44,13 +52,14 @@ def simulate(
         trace.num_experts_per_tok,
         setting.governed,
     )
+    usage = setting.usage or trace
     if setting.rules == "engine":
-        slots = [int(budget_bytes / trace.num_layers // n_bytes) for n_bytes in trace.expert_bytes]
-        result = _replay_slots(trace, evict, slots, forecasts, next_use, cost)
-    elif evict in ("belady-bypass", "pearl") or cost.forecaster is not None:
+        slots = _slots(trace, evict, budget_bytes, setting)
+        result = _replay_slots(trace, evict, slots, forecasts, next_use, cost, usage.use_counts())
+    elif evict in ENGINE_ONLY or cost.forecaster is not None or setting.split == "uneven":
         raise UsageError(f"--evict {evict} --predictor {setting.predictor} needs --rules engine")
     else:
-        policy = None if evict == "belady" else make_policy(evict, _popularity(trace, setting.scope == "global"))
+        policy = None if evict == "belady" else make_policy(evict, _popularity(usage, setting.scope == "global"))
         result = replay_pool(trace, budget_bytes, policy, setting.scope == "layer", cost)
     return {
         "evict": evict,
@@ -64,12 +73,26 @@ def simulate(
     }
 
 
+def _slots(trace: RouteTrace, evict: str, budget_bytes: int, setting: Setting) -> list[int]:
+    """Slots of each layer. Raises UsageError where an uneven split cannot give each layer its least."""
+    if evict == ON_DEMAND:
+        return [0] * trace.num_layers
+    if setting.split == "even":
+        return [int(budget_bytes / trace.num_layers // n_bytes) for n_bytes in trace.expert_bytes]
+    try:
+        return split_slots(Split.of_trace(setting.usage or trace), trace.expert_bytes.tolist(), budget_bytes)
+    except ValueError as error:
+        raise UsageError(f"--split uneven: {error}; give a larger --budget") from error
+
+
 def _replay_slots(
-    trace: RouteTrace, evict: str, slots: list[int], forecasts: ReplayForecasts, next_use: Any, cost: CostModel
-) -> ReplayResult:
+    trace: RouteTrace, evict: str, slots: list[int], forecasts: ReplayForecasts, next_use: Any, cost: CostModel,
+    popularity: np.ndarray,
+) -> ReplayResult:  # fmt: skip
     if evict == "belady-bypass":
         return replay_bypass(trace, slots, cost)
-    policy = None if evict == "belady" else make_policy(evict, _popularity(trace, False), reload_cost=_costs(trace))
+    name = "lru" if evict == ON_DEMAND else evict
+    policy = None if name == "belady" else make_policy(name, popularity, reload_cost=_costs(trace))
     return replay_engine(trace, slots, policy, next_use, forecasts.router_input, cost)
 
 
@@ -91,9 +114,8 @@ def _counts(trace: RouteTrace, result: ReplayResult) -> dict[str, Any]:
 
 
 def _popularity(trace: RouteTrace, one_pool: bool) -> np.ndarray:
-    """Use counts over the whole trace, for `static`: [L, E], or one row over all experts for a global pool."""
-    counts = np.zeros((trace.num_layers, trace.num_experts), np.int64)
-    np.add.at(counts, (trace.rows[:, 3], trace.rows[:, 5]), 1)
+    """For `static`: use counts [L, E], or one row over all experts for a global pool."""
+    counts = trace.use_counts()
     return counts.reshape(1, -1) if one_pool else counts
 
 

@@ -99,15 +99,16 @@ def plan_memory(
     prefetch_slots: int = 0,
     in_place: bool = False,
     split: Split | None = None,
+    flag: str = "--ram",
 ) -> MemoryPlan:
     """Split `ceiling_bytes`. layer_slot_bytes: slot size each layer needs, 0 for none; `budget` limits the slots alone,
-    a percentage is of the slots for all experts; `split`: over layers. Raises MemoryPlanError with the floor in its
-    message."""
+    a percentage is of the slots for all experts; `split`: over layers; `flag` names the ceiling. Raises MemoryPlanError
+    with the floor in its message."""
     full = full_bytes(layer_slot_bytes, num_experts)
     slots_floor = 0 if in_place else floor_bytes(layer_slot_bytes)
     floor = max(needs.total_bytes + slots_floor, needs.peak_bytes)
     if ceiling_bytes < floor:
-        raise MemoryPlanError(_below_floor(needs, slots_floor, floor, ceiling_bytes, ceiling_is_asked))
+        raise MemoryPlanError(_below_floor(needs, slots_floor, floor, ceiling_bytes, flag if ceiling_is_asked else ""))
     if in_place:
         slots = dataclasses.replace(plan_slots(layer_slot_bytes, num_experts, full), n_bytes=0)
         return MemoryPlan(needs, slots, ceiling_bytes, floor, 0, in_place=True)
@@ -122,7 +123,7 @@ def plan_memory(
         if min(asked, full) > room:
             left = f"{typed(ceiling_bytes, up=False)} in all leave {typed(room, up=False)} for experts"
             raise MemoryPlanError(
-                f"--budget {typed(asked)} does not fit: {left}; give a smaller --budget or a larger --ram"
+                f"--budget {typed(asked)} does not fit: {left}; give a smaller --budget or a larger {flag}"
             )
         slot_budget = min(asked, full)
     slots = plan_slots(layer_slot_bytes, num_experts, slot_budget, prefetch_slots, split)
@@ -137,7 +138,7 @@ def typed(n_bytes: int, up: bool = True) -> str:
     return f"{-(-n_bytes // unit) if up else n_bytes // unit}{name}"
 
 
-def _below_floor(needs: FixedNeeds, slots_floor: int, floor: int, ceiling_bytes: int, is_asked: bool) -> str:
+def _below_floor(needs: FixedNeeds, slots_floor: int, floor: int, ceiling_bytes: int, flag: str) -> str:
     workspace = needs.workspace_bytes + RESERVE_BYTES
     weights, slots = "weights", f", expert slots {typed(slots_floor)}"
     if needs.filling_bytes:
@@ -152,6 +153,6 @@ def _below_floor(needs: FixedNeeds, slots_floor: int, floor: int, ceiling_bytes:
     advice = "a smaller -c or -ub lowers it"
     if needs.filling_bytes:
         advice += ", and a smaller --quant; after pearl convert it runs from the disk in far less"
-    if is_asked:
-        return f"--ram {given} is below the floor of {named} for this model ({parts}); {advice}"
+    if flag:
+        return f"{flag} {given} is below the floor of {named} for this model ({parts}); {advice}"
     return f"this model needs at least {named} ({parts}) and {given} may be used here; {advice}"

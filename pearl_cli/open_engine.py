@@ -12,15 +12,20 @@ from pathlib import Path
 from types import TracebackType
 
 import models.demo
+from kernels.backend import Backend
 from kernels.cpu.backend import CpuBackend
 from kernels.cpu.memory import allocate
 from kernels.cpu.parallel import max_threads
 from models.config import ModelConfig
+from models.expert_provider import RouterWeights
 from models.expert_store import ExpertStore
 from models.gguf import GGUFModel
 from models.kv_cache import KVCache
 from models.loader import load_model, non_expert_bytes
 from pearl_cli.cache_dir import cache_dir
+from pearl_cli.device.choose_gpu import check_device_flags, choose_gpu
+from pearl_cli.device.kernel_timing import KernelTiming, NoKernelTiming
+from pearl_cli.device.open_device import DevicePlan, fill_host, open_on_device, plan_device
 from pearl_cli.engine import Engine
 from pearl_cli.host_memory import available_bytes, peak_rss_bytes, rss_bytes
 from pearl_cli.memory_plan import (
@@ -35,14 +40,16 @@ from pearl_cli.memory_warnings import warn_of_plan
 from pearl_cli.open_model import fill_store, wanted_by
 from pearl_cli.open_routing import open_routing
 from pearl_cli.options import RunOptions
+from pearl_cli.predict.base import NextUse, Predictor
 from pearl_cli.predict.choose import Forecasting, choose_forecasting
 from pearl_cli.residency.ablations import CopyPieces
 from pearl_cli.residency.arena import SlotArena, Slots
 from pearl_cli.residency.build import ExpertPlaces, build_controller
 from pearl_cli.residency.controller import ResidencyController
-from pearl_cli.residency.eviction import make_policy
+from pearl_cli.residency.eviction import EvictionPolicy, make_policy
 from pearl_cli.residency.in_place import InPlaceSlots
 from pearl_cli.residency.open_reader import ChunkReader, open_reader
+from pearl_cli.residency.transfer import ReadFunction
 from pearl_cli.residency.uneven_split import Split
 from pearl_cli.residency.usage_profile import UsageProfile, profile_places
 from pearl_cli.resolve_routing import resolve_routing
@@ -70,7 +77,9 @@ class OpenedEngine:
     config: ModelConfig
     plan: MemoryPlan
     controller: ResidencyController
-    backend: CpuBackend
+    backend: Backend
+    timing: KernelTiming
+    device: str  # "cpu", or the name of the GPU
     threads: int
     evict: str
     predictor: str
@@ -143,17 +152,19 @@ def open_engine(
 @dataclass(frozen=True, slots=True)
 class Groundwork:
     """What stands before the first weight is read. fetch_depth: experts a layer that forecasts may fetch, 0 for none;
-    usage: the trace of --usage.
+    usage: the trace of --usage; on_device: where a GPU computes, whose `vram` is then the plan; timing: of kernels.
     """
 
     config: ModelConfig
     threads: int
-    backend: CpuBackend
+    backend: Backend
+    timing: KernelTiming
     places: ExpertPlaces
     forecasting: Forecasting
     fetch_depth: int
     usage: RouteTrace | None
     plan: MemoryPlan
+    on_device: DevicePlan | None = None
 
 
 def prepare(
@@ -165,15 +176,22 @@ def prepare(
 ) -> Groundwork:
     """Make the kernels ready and plan the bytes, with the process as heavy as a run has it. Raises as `open_engine`."""
     config = ModelConfig.from_gguf(gguf)
+    gpu = choose_gpu(options.device, notify)
+    check_device_flags(options, gpu is not None, notify)
     threads = choose_threads(options.threads, notify)
-    backend = _make_backend(threads, gguf, progress)
     places = ExpertPlaces.of(ExpertStore(gguf, config))
     forecasting = choose_forecasting(gguf, options.predictor, options.stride, options.evict, notify)
     depth = config.router.num_experts_per_tok if forecasting.fetch else 0
     usage = usage_trace(options, config)
     prefetch_slots, split = depth * (forecasting.stride + 1), split_of(options, usage)
+    if gpu is not None:
+        on_device = plan_device(gpu, gguf, config, places, options, default_budget, prefetch_slots, notify)
+        return Groundwork(
+            config, threads, gpu.backend, NoKernelTiming(), places, forecasting, depth, usage, on_device.vram, on_device
+        )
+    cpu = _make_backend(threads, gguf, progress)
     plan = plan_run(gguf, config, places, options, default_budget, prefetch_slots, threads, split)
-    return Groundwork(config, threads, backend, places, forecasting, depth, usage, plan)
+    return Groundwork(config, threads, cpu, cpu, places, forecasting, depth, usage, plan)
 
 
 def _open(
@@ -187,7 +205,7 @@ def _open(
     settings = routing_settings(options)
     ground = prepare(gguf, options, default_budget, notify, progress)
     config, backend, places, plan = ground.config, ground.backend, ground.places, ground.plan
-    forecasting, depth = ground.forecasting, ground.fetch_depth
+    forecasting = ground.forecasting
     warn_of_plan(plan, config, notify)
     fill_store(gguf, wanted_by(config), ground.threads, progress)
     loaded = load_model(gguf, backend)
@@ -207,18 +225,15 @@ def _open(
         cost = places.reload_cost(config.router.num_experts)
         counts = profile.counts if profile is not None else None
         policy = make_policy(evict, ground.usage.use_counts() if ground.usage is not None else counts, seed, cost)
-        shape = (config.hidden_size, config.moe_intermediate_size)
-        controller = build_controller(
-            places, plan.slots, shape, loaded.routers, backend, policy, routing, reader.read,
-            options.io_threads or DEFAULT_IO_THREADS, _slots_for(gguf, plan), predictor, depth, notify, next_use,
-            CopyPieces.without(options.switched_off),
-        )  # fmt: skip
+        parts = (loaded.routers, policy, routing, reader.read, options.io_threads or DEFAULT_IO_THREADS)
+        controller, plan = _build(ground, gguf, options, parts, predictor, next_use, notify)
     except BaseException:
         reader.close()
         raise
     engine = Engine(loaded, cache, controller, options.ubatch_size)
     opened = OpenedEngine(
         engine=engine, gguf=gguf, config=config, plan=plan, controller=controller, backend=backend,
+        timing=ground.timing, device="cpu" if ground.on_device is None else ground.on_device.gpu.name,
         threads=ground.threads, evict=evict, predictor=forecasting.name, routing=settings, policy=routing,
         expert_bytes_total=places.expert_bytes_total, profile=profile if use_profile else None,
         reader=reader, options=options, _notify=notify,
@@ -232,6 +247,33 @@ def _open(
         opened.close()
         raise
     return opened
+
+
+def _build(
+    ground: Groundwork,
+    gguf: GGUFModel,
+    options: RunOptions,
+    parts: tuple[Sequence[RouterWeights | None], EvictionPolicy, RoutingPolicy, ReadFunction, int],
+    predictor: Predictor | None,
+    next_use: NextUse | None,
+    notify: Callable[[str], None] | None,
+) -> tuple[ResidencyController, MemoryPlan]:
+    """The controller where the run computes, and the plan as it came out. parts: routers, eviction policy, routing, the
+    reader and its threads.
+    """
+    routers, policy, routing, read, io_threads = parts
+    config, places, plan, depth = ground.config, ground.places, ground.plan, ground.fetch_depth
+    if ground.on_device is not None:
+        return open_on_device(
+            ground.on_device, config, places, routers, policy, routing, read, io_threads, predictor, depth, next_use,
+            notify,
+        )  # fmt: skip
+    controller = build_controller(
+        places, plan.slots, (config.hidden_size, config.moe_intermediate_size), routers, ground.backend, policy,
+        routing, read, io_threads, _slots_for(gguf, plan), predictor, depth, notify, next_use,
+        CopyPieces.without(options.switched_off),
+    )  # fmt: skip
+    return controller, plan
 
 
 def _slots_for(gguf: GGUFModel, plan: MemoryPlan) -> Callable[[Sequence[tuple[int, int]]], Slots]:
@@ -305,6 +347,7 @@ def plan_run(
 def _load_at_start(opened: OpenedEngine, places: ExpertPlaces, progress: Progress | None) -> None:
     """All experts where they fit, else those that earlier sessions used most; in the order of the files."""
     controller, pairs = opened.controller, places.in_file_order()
+    fill_host(controller, pairs, opened.plan.all_resident)
     if opened.profile is not None:
         opened.profile.seed(controller.layers)
     if not opened.plan.all_resident:

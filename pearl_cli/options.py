@@ -21,7 +21,8 @@ from pearl_cli.sizes import Size, SizeParam
 
 EVICTIONS = ("auto", "pearl", "lru", "lfu", "lfru", "least-stale", "static", "random")
 KV_TYPES = ("f32", "f16", "q8_0")
-DEVICES = ("auto", "cpu")
+DEVICES = ("auto", "cpu", "cuda")
+MISSES = ("copy", "cpu", "auto")
 SPLITS = ("even", "uneven")
 STORES = ("auto", "disk", "ram")
 
@@ -45,6 +46,7 @@ class RunOptions:
     ctx_size: int | None = None  # None: min(4096, trained); 0: as trained
     threads: int = 0  # 0: all cores this process may use
     ram: Size | None = None  # ceiling for the whole process
+    vram: Size | None = None  # ceiling for what this process takes of the GPU's memory
     budget: Size | None = None  # expert slots alone
     evict: str = "auto"
     predictor: str = "auto"  # a name or a file, see pearl_cli.predict.choose
@@ -63,6 +65,7 @@ class RunOptions:
     store: str = "auto"  # where the shards are: disk or ram
     quant: str | None = None  # convert into RAM with this type
     device: str = "auto"
+    miss: str = "copy"  # where experts that the GPU lacks are computed
     ubatch_size: int = 512  # prompt tokens computed at a time
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
@@ -100,6 +103,9 @@ _FLAGS = [
     ),
     click.option("-t", "--threads", type=click.IntRange(min=1), help="Compute threads.  [default: all cores]"),
     click.option("--ram", type=SizeParam(), metavar="SIZE", help="Byte ceiling of the whole process, e.g. 6GiB."),
+    click.option(
+        "--vram", type=SizeParam(above_zero=True), metavar="SIZE", help="Byte ceiling of its GPU memory, e.g. 8GiB."
+    ),
     click.option(
         "--budget",
         type=SizeParam(allow_percent=True),
@@ -146,7 +152,21 @@ _FLAGS = [
         metavar="SIZE",
         help="Read at most this many bytes a second (emulates a slower disk).",
     ),
-    click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Where to compute."),
+    click.option(
+        "--device",
+        type=click.Choice(DEVICES),
+        default="auto",
+        show_default=True,
+        help="Where to compute; auto is a GPU (cuda, also ROCm) if there is one.",
+    ),
+    click.option(
+        "--miss",
+        type=click.Choice(MISSES),
+        default="copy",
+        show_default=True,
+        help="What becomes of experts that the GPU lacks: copied there, computed on the CPU, or what measures cheaper. "
+        "CPU and GPU round differently.",
+    ),
     click.option(
         "-ub",
         "--ubatch-size",

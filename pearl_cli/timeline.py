@@ -77,11 +77,11 @@ def recording(timeline: Timeline, opened: OpenedEngine) -> Iterator[None]:
     replace(queue, "promote", lambda call: _noted(timeline, call, "promote"))
     replace(queue, "_wait_for_arrival", lambda call: _spanned(timeline, call, "wait", lambda a: ("wait", {})))
     replace(queue, "_fetch", lambda call: _spanned(timeline, call, "read", _describe_read))
-    opened.backend.time_kernels(True, lambda name, begin, end: timeline.span(name, "kernel", begin, end))
+    opened.timing.time_kernels(True, lambda name, begin, end: timeline.span(name, "kernel", begin, end))
     try:
         yield
     finally:
-        opened.backend.time_kernels(False)
+        opened.timing.time_kernels(False)
         for owner, name in replaced:
             delattr(owner, name)  # the class's own method shows again
 

@@ -43,11 +43,11 @@ class Sample:
 def run_test(opened: OpenedEngine, test: Test, workload: Workload) -> Sample:
     """One repetition from an empty context; what is resident stays."""
     opened.engine.reset()
-    opened.backend.time_kernels(True)
+    opened.timing.time_kernels(True)
     try:
         return _run_prompt(opened, test, workload) if test.n_prompt else _run_decode(opened, test, workload)
     finally:
-        opened.backend.time_kernels(False)
+        opened.timing.time_kernels(False)
 
 
 def _run_prompt(opened: OpenedEngine, test: Test, workload: Workload) -> Sample:
@@ -94,7 +94,7 @@ class _Counters:
     def __init__(self, opened: OpenedEngine) -> None:
         self._opened = opened
         self._totals = opened.controller.totals
-        self._kernel_s = opened.backend.seconds_in_kernels
+        self._kernel_s = opened.timing.seconds_in_kernels
         transfers = opened.controller.queue.stats
         self._read_bytes = transfers.demand_bytes + transfers.prefetch_bytes
         self._busy_s = transfers.busy_s

@@ -75,6 +75,11 @@ class HostTier:
     def n_bytes(self) -> int:
         return self._arena.n_bytes
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether there is a slot for every expert."""
+        return self._arena.num_slots >= sum(len(triples) for triples in self._places)
+
     def has(self, key: Key) -> bool:
         """Whether the whole expert is here; asking makes it the newest."""
         if key not in self._slot_of:

@@ -1,0 +1,141 @@
+"""Plan and open the residency of a run on a GPU: slots there as large as they come, experts in host memory behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernels.gpu.device_calls import DeviceMemoryError
+from models.config import ModelConfig
+from models.errors import MemoryPlanError
+from models.expert_provider import RouterWeights
+from models.gguf import GGUFModel
+from models.kv_cache import KVCache
+from models.loader import non_expert_bytes
+from pearl_cli.device.build import DeviceSide, build_device_controller
+from pearl_cli.device.copy_queue import CopyQueue
+from pearl_cli.device.host_tier import HostPlan
+from pearl_cli.device.vram_plan import VramNeeds, plan_host, plan_vram, smaller
+from pearl_cli.host_memory import available_bytes, rss_bytes
+from pearl_cli.memory_plan import DEFAULT_SHARE, MemoryPlan, choose_context, typed, workspace_bytes
+from pearl_cli.options import RunOptions
+from pearl_cli.predict.base import NextUse, Predictor
+from pearl_cli.residency.build import ExpertPlaces
+from pearl_cli.residency.controller import ResidencyController
+from pearl_cli.residency.eviction import EvictionPolicy
+from pearl_cli.residency.transfer import ReadFunction
+from pearl_cli.routing.base import RoutingPolicy
+from pearl_cli.sizes import Size
+
+if TYPE_CHECKING:
+    from kernels.gpu.open_gpu import OpenGpu
+
+
+_PASSING_BYTES = 256 << 20  # of host slots where every expert only passes through, once
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """vram: where the bytes on the GPU go; host: slots in host memory; staging: slots in vram beyond what layers keep,
+    so that a whole token's misses find room, twice.
+    """
+
+    gpu: OpenGpu
+    vram: MemoryPlan
+    host: HostPlan
+    staging: int
+
+
+def plan_device(
+    gpu: OpenGpu,
+    gguf: GGUFModel,
+    config: ModelConfig,
+    places: ExpertPlaces,
+    options: RunOptions,
+    default_budget: Size | None,
+    prefetch_slots: int,
+    notify: Callable[[str], None] | None,
+) -> DevicePlan:
+    """The plan for these flags; default_budget: of slots on the GPU where neither --vram nor --budget is given. Raises
+    MemoryPlanError, UsageError.
+    """
+    context = choose_context(options.ctx_size, config.context_length)
+    weights = non_expert_bytes(gguf, config)
+    needs = VramNeeds(
+        weights,
+        KVCache.planned_bytes(config, context, options.cache_type_k, options.cache_type_v),
+        workspace_bytes(config, min(options.ubatch_size, context)),
+        context,
+    )
+    num_experts = config.router.num_experts
+    staging = prefetch_slots + 2 * config.router.num_experts_per_tok
+    budget = options.budget if options.budget is not None or options.vram is not None else default_budget
+    vram = plan_vram(gpu.calls, needs, places.slot_bytes, num_experts, options.vram, budget, staging, notify)
+    process, available = rss_bytes(), _available()
+    ceiling = options.ram.n_bytes if options.ram else process + int(DEFAULT_SHARE * available)
+    host = plan_host(
+        places.slot_bytes, num_experts, process, weights, available, ceiling, options.ram is not None,
+        most_bytes=_PASSING_BYTES if vram.all_resident else None,
+    )  # fmt: skip
+    return DevicePlan(gpu, vram, host, staging)
+
+
+def open_on_device(
+    plan: DevicePlan,
+    config: ModelConfig,
+    places: ExpertPlaces,
+    routers: Sequence[RouterWeights | None],
+    policy: EvictionPolicy,
+    routing: RoutingPolicy,
+    read: ReadFunction,
+    io_threads: int,
+    predictor: Predictor | None,
+    prefetch_depth: int,
+    next_use: NextUse | None,
+    notify: Callable[[str], None] | None,
+) -> tuple[ResidencyController, MemoryPlan]:
+    """The controller, and the plan as it came out: with fewer slots than planned where the device refused. Call it
+    after weights and KV cache are there. Raises MemoryPlanError.
+    """
+    side, vram = _open_side(plan, config, places, notify)
+    shape = (config.hidden_size, config.moe_intermediate_size)
+    controller = build_device_controller(
+        side, places, vram.slots, plan.host, shape, routers, plan.gpu.backend, policy, routing, read, io_threads,
+        predictor, prefetch_depth, notify, next_use,
+    )  # fmt: skip
+    return controller, vram
+
+
+def fill_host(
+    controller: ResidencyController, pairs: Sequence[tuple[int, int]], all_on_device: bool
+) -> None:
+    """Before anything is loaded to the device: all experts into host memory, where it holds all of them and will be
+    asked again. Nothing for a controller that computes in host memory. Raises ReadFailure.
+    """
+    queue = controller.queue
+    if isinstance(queue, CopyQueue) and not all_on_device and queue.host.holds_all:
+        queue.host.fill(pairs)
+
+
+def _open_side(
+    plan: DevicePlan, config: ModelConfig, places: ExpertPlaces, notify: Callable[[str], None] | None
+) -> tuple[DeviceSide, MemoryPlan]:
+    vram, num_experts = plan.vram, config.router.num_experts
+    while True:
+        try:
+            side = DeviceSide.open(plan.gpu.calls, vram.slots, config.num_layers, num_experts)
+        except DeviceMemoryError:
+            vram = smaller(vram, places.slot_bytes, num_experts, plan.staging)
+            continue
+        if vram is not plan.vram and notify is not None:
+            wanted, got = typed(plan.vram.slots.n_bytes), typed(vram.slots.n_bytes)
+            notify(f"the GPU had no room for {wanted} of expert slots: {got} are used")
+        return side, vram
+
+
+def _available() -> int:
+    try:
+        return available_bytes()
+    except MemoryPlanError:  # the system does not say: nothing is page-locked as a whole
+        return 0

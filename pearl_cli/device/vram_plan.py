@@ -1,0 +1,124 @@
+"""Where the bytes of a run on a GPU go: arithmetic under `--vram` and `--ram`, and what to do about a driver that does
+not know how much is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kernels.gpu.device_calls import DeviceCalls
+from models.errors import MemoryPlanError
+from pearl_cli.device.host_store import LOCK_SHARE
+from pearl_cli.device.host_tier import HostPlan
+from pearl_cli.memory_plan import FixedNeeds, MemoryPlan, plan_memory, typed
+from pearl_cli.residency.slot_plan import floor_bytes, full_bytes, plan_slots
+from pearl_cli.sizes import Size
+
+MIB = 1 << 20
+CONTEXT_BYTES = 640 * MIB  # what a driver takes for a process: its context, compiled kernels, the libraries' workspaces
+FREE_SHARE = 0.92  # of the memory that is free, when no ceiling is given: a desktop draws windows too
+_UNKNOWN_SHARE = 0.75  # of the whole device, when the driver does not say what is free
+
+
+@dataclass(frozen=True, slots=True)
+class VramNeeds:
+    """Bytes on the device beside the slots: `context` tokens of KV cache, workspace of the largest prompt chunk."""
+
+    weight_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+    context: int
+
+    @property
+    def fixed(self) -> FixedNeeds:
+        return FixedNeeds(CONTEXT_BYTES, self.weight_bytes, self.kv_bytes, self.workspace_bytes, self.context)
+
+
+def plan_vram(
+    calls: DeviceCalls,
+    needs: VramNeeds,
+    layer_slot_bytes: Sequence[int],
+    num_experts: int,
+    asked: Size | None = None,
+    budget: Size | None = None,
+    prefetch_slots: int = 0,
+    notify: Callable[[str], None] | None = None,
+) -> MemoryPlan:
+    """Split `asked` (of the whole process; None: what is free) on the device. Raises MemoryPlanError with the floor."""
+    ceiling = asked.n_bytes if asked is not None else _free_ceiling(calls, needs, layer_slot_bytes, notify)
+    return plan_memory(
+        needs.fixed, layer_slot_bytes, num_experts, ceiling, budget, ceiling_is_asked=asked is not None,
+        prefetch_slots=prefetch_slots, flag="--vram",
+    )
+
+
+def smaller(plan: MemoryPlan, layer_slot_bytes: Sequence[int], num_experts: int, prefetch_slots: int) -> MemoryPlan:
+    """The plan with about a tenth fewer bytes for slots, when the device refused those of `plan`. Raises
+    MemoryPlanError at the floor.
+    """
+    floor = floor_bytes(layer_slot_bytes)
+    if plan.slots.n_bytes <= floor:
+        raise MemoryPlanError(
+            f"the GPU has no room for the {typed(floor)} of expert slots that this model needs at least beside weights"
+            f" and KV cache; close other programs, or give a smaller -c or -ub, or --device cpu"
+        )
+    budget = max(floor, plan.slots.n_bytes * 9 // 10)
+    slots = plan_slots(layer_slot_bytes, num_experts, budget, prefetch_slots)
+    return MemoryPlan(
+        plan.needs, slots, plan.needs.total_bytes + budget, plan.floor_bytes, plan.expert_slot_bytes_total
+    )
+
+
+def plan_host(
+    layer_slot_bytes: Sequence[int],
+    num_experts: int,
+    process_bytes: int,
+    loading_bytes: int,
+    available_bytes: int,
+    ceiling_bytes: int,
+    ceiling_is_asked: bool,
+    most_bytes: int | None = None,
+) -> HostPlan:
+    """Slots in host memory under the ceiling of the whole process. loading_bytes: taken while weights are on their way
+    to the device, and given back before the slots are filled; most_bytes: more would not be used. Raises
+    MemoryPlanError with the floor.
+    """
+    needs = FixedNeeds(process_bytes, 0, 0, _HOST_WORKSPACE_BYTES, 0, filling_bytes=0)
+    floor = needs.total_bytes + max(floor_bytes(layer_slot_bytes), loading_bytes)
+    if ceiling_bytes < floor:
+        given = f"--ram {typed(ceiling_bytes)}" if ceiling_is_asked else f"the {typed(ceiling_bytes)} of RAM to be had"
+        raise MemoryPlanError(
+            f"{given} is below the floor of {typed(floor + 8 * MIB)} on a GPU (process {typed(process_bytes)}, weights"
+            f" on their way {typed(loading_bytes)}, expert slots {typed(floor_bytes(layer_slot_bytes))})"
+        )
+    budget = min(ceiling_bytes - needs.total_bytes, full_bytes(layer_slot_bytes, num_experts))
+    if most_bytes is not None:
+        budget = max(min(budget, most_bytes), floor_bytes(layer_slot_bytes))
+    slots = plan_slots(layer_slot_bytes, num_experts, budget)
+    return HostPlan(slots.classes, slots.class_of_layer, int(LOCK_SHARE * available_bytes))
+
+
+_HOST_WORKSPACE_BYTES = 64 * MIB  # pinned buffers, logits, routing of a prompt chunk
+
+
+def _free_ceiling(
+    calls: DeviceCalls, needs: VramNeeds, layer_slot_bytes: Sequence[int], notify: Callable[[str], None] | None
+) -> int:
+    """What may be taken when nobody said: a share of what is free, but no less than the floor, which is tried even if
+    the driver says that it is not there.
+    """
+    floor = needs.fixed.total_bytes + floor_bytes(layer_slot_bytes)
+    try:
+        free, total = calls.memory_info()
+    except RuntimeError as error:
+        if notify is not None:
+            notify(f"the driver does not say how much GPU memory is free ({error}); trying the least that works;"
+                   " --vram SIZE gives more")  # fmt: skip
+        return floor
+    if free > total > 0:
+        free = int(_UNKNOWN_SHARE * total)
+    ceiling = CONTEXT_BYTES + int(FREE_SHARE * free)  # the context exists already and is not among the free bytes
+    if ceiling < floor and notify is not None:
+        notify(f"the driver says {typed(free, up=False)} of GPU memory are free and {typed(floor)} are needed: trying")
+    return max(ceiling, floor)

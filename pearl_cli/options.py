@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from pearl_cli.cpu_core_options import CORE_FLAGS
 from pearl_cli.routing.steering import Steering
 from pearl_cli.routing_options import ROUTING_FLAGS
 from pearl_cli.sizes import Size, SizeParam
@@ -45,6 +46,9 @@ class RunOptions:
     model: Path | None = None
     ctx_size: int | None = None  # None: min(4096, trained); 0: as trained
     threads: int = 0  # 0: all cores this process may use
+    cpu_mask: frozenset[int] | None = None  # cores, as `cpu_range`: both together; None: all that the process may use
+    cpu_range: frozenset[int] | None = None
+    cpu_strict: str = "0"  # "1": each compute thread on a core of its own
     ram: Size | None = None  # ceiling for the whole process
     vram: Size | None = None  # ceiling for what this process takes of the GPU's memory
     budget: Size | None = None  # expert slots alone
@@ -102,6 +106,7 @@ _FLAGS = [
         help="Context length in tokens; 0 is the trained length.  [default: 4096 or the trained length]",
     ),
     click.option("-t", "--threads", type=click.IntRange(min=1), help="Compute threads.  [default: all cores]"),
+    *CORE_FLAGS,
     click.option("--ram", type=SizeParam(), metavar="SIZE", help="Byte ceiling of the whole process, e.g. 6GiB."),
     click.option(
         "--vram", type=SizeParam(above_zero=True), metavar="SIZE", help="Byte ceiling of its GPU memory, e.g. 8GiB."

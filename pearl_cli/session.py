@@ -14,6 +14,7 @@ from kernels.cpu.warmup import compiled_in_this_process
 from models.errors import GGUFError, UnsupportedTokenizer
 from models.gguf import GGUFModel
 from models.tokenizer import Tokenizer
+from pearl_cli.cpu_cores import bound_threads, on_cores
 from pearl_cli.engine import Engine
 from pearl_cli.memory_plan import typed
 from pearl_cli.open_engine import OpenedEngine, open_engine
@@ -59,6 +60,12 @@ def open_session(
 
     Raises the errors of reading, planning and loading.
     """
+    with on_cores(options), _open(options, terminal, use_profile, gguf) as session:
+        yield session
+
+
+@contextmanager
+def _open(options: RunOptions, terminal: Terminal, use_profile: bool, gguf: GGUFModel | None) -> Iterator[Session]:
     use_profile = use_profile and not options.no_profile
     is_demo = options.model is None
     path = demo_model() if options.model is None else options.model
@@ -74,7 +81,10 @@ def open_session(
     for note in tokenizer.notes:
         terminal.note(note)
     default = DEMO_BUDGET if is_demo else None
-    with open_engine(gguf, options, default, terminal.note, _Stages(terminal), use_profile) as opened:
+    with (
+        open_engine(gguf, options, default, terminal.note, _Stages(terminal), use_profile) as opened,
+        bound_threads(options, terminal.note),
+    ):
         terminal.end_progress()
         if options.verbose:
             _say_what_runs(opened, terminal)

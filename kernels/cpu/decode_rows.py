@@ -41,7 +41,7 @@ def _emit_q8_0(e: Emitter, block: Any, out: Any) -> None:
 
 
 def _emit_q4_k(e: Emitter, block: Any, out: Any) -> None:
-    """Block: half d, half dmin, 12 bytes of eight 6-bit scales and minima, 128 bytes q: 32 low, then 32 high nibbles."""
+    """Block: half d, half dmin, 12 bytes of eight 6-bit scales and minima, 128 bytes q: 32 low nibbles, 32 high."""
     b = e.b
     d, d_min = e.half(block), e.half(e.at(block, 2))
     packed = [_byte(e, block, 4 + i) for i in range(12)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -55,13 +56,13 @@ class TokenStats:
         return self.hits / total if total else 1.0
 
     def __sub__(self, earlier: TokenStats) -> TokenStats:
-        return TokenStats(*(getattr(self, name) - getattr(earlier, name) for name in _TOKEN_FIELDS))
+        return TokenStats(*map(operator.sub, _fields_of(self), _fields_of(earlier)))
 
     def __add__(self, other: TokenStats) -> TokenStats:
-        return TokenStats(*(getattr(self, name) + getattr(other, name) for name in _TOKEN_FIELDS))
+        return TokenStats(*map(operator.add, _fields_of(self), _fields_of(other)))
 
 
-_TOKEN_FIELDS = tuple(field.name for field in fields(TokenStats))
+_fields_of = operator.attrgetter(*(field.name for field in fields(TokenStats)))
 
 
 class DemandStats:

@@ -1,0 +1,61 @@
+"""--cpu-mask, --cpu-range, --cpu-strict: what they name, what the process then runs on, and that it is given back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import pearl_cli
+from models.errors import UsageError
+from pearl_cli.cpu_core_options import CoreMask, CoreRange
+from pearl_cli.cpu_cores import bound_threads, on_cores
+from pearl_cli.options import RunOptions
+
+LINUX = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+
+
+@pytest.mark.parametrize(("text", "cores"), [("0x5", {0, 2}), ("f0", {4, 5, 6, 7}), ("1", {0})])
+def test_masks(text: str, cores: set[int]) -> None:
+    assert CoreMask().convert(text, None, None) == cores
+
+
+def test_ranges_and_what_is_none() -> None:
+    assert CoreRange().convert("2-4", None, None) == {2, 3, 4}
+    for kind, text in ((CoreMask(), "0x0"), (CoreMask(), "0-3"), (CoreRange(), "4-2"), (CoreRange(), "3")):
+        with pytest.raises(click.BadParameter, match=f"'{text}'"):
+            kind.convert(text, None, None)
+
+
+@LINUX
+def test_the_process_keeps_to_the_cores_and_gets_its_own_back() -> None:
+    before = os.sched_getaffinity(0)
+    chosen = frozenset({max(before)})
+    with on_cores(RunOptions(cpu_mask=chosen)):
+        assert os.sched_getaffinity(0) == chosen
+    with on_cores(RunOptions(cpu_range=frozenset(before))), bound_threads(RunOptions(), print):
+        assert os.sched_getaffinity(0) == before
+    assert os.sched_getaffinity(0) == before
+    beyond = max(before) + 1
+    options = RunOptions(cpu_mask=chosen | {beyond})
+    with pytest.raises(UsageError, match=f"core {beyond} is not there"), on_cores(options):
+        pass
+    assert os.sched_getaffinity(0) == before
+
+
+@LINUX
+def test_a_strict_run_says_what_a_free_one_says() -> None:
+    """The greedy answer of the embedded model, in processes of their own."""
+    answers = []
+    for flags in ([], ["--cpu-strict", "1", "-t", "1"], ["-C", hex(1 << min(os.sched_getaffinity(0)))]):
+        command = [sys.executable, "-m", "pearl_cli", "chat", "-p", "2 + 3 =", "-st", "-n", "4", "--temp", "0", *flags]
+        root = Path(pearl_cli.__file__).parents[1]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        answers.append(done.stdout)
+    assert answers[0].strip()
+    assert answers == [answers[0]] * 3

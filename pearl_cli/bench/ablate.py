@@ -7,6 +7,7 @@ Every run opens the model anew, so that variants share no slots, profiles or lea
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,35 +17,67 @@ from pearl_cli.bench.runner import Sample, Test, run_test
 from pearl_cli.bench.workload import Workload
 from pearl_cli.open_engine import OpenedEngine
 from pearl_cli.options import RunOptions
+from pearl_cli.predict.choose import UNTRAINED
+from pearl_cli.residency.eviction import POLICY_NAMES
 from pearl_cli.session import open_session
+from pearl_cli.sizes import Size
 from pearl_cli.terminal import Terminal
 
+ON_DEMAND = "on-demand"
 COPY_PIECES = ("reorder", "preempt", "chunk")
 _OFF = {"evict": "lru", "predictor": "none", "routing": "exact"}
 PIECES = (*_OFF, *COPY_PIECES)
 _WARMUP_TOKENS = 8
 
 
-def variants(options: RunOptions, names: str) -> dict[str, RunOptions]:
-    """By label: "full" as asked, then one variant a name: a piece to switch off (`evict` means evict=lru, `predictor`
-    none, `routing` exact) or FLAG=VALUE. Raises UsageError.
+def variants(options: RunOptions, names: str, floor_bytes: int = 0) -> dict[str, RunOptions]:
+    """By label: "full" as asked, then the variants of `names`, parted by commas: a piece to switch off (`evict` means
+    evict=lru, `predictor` none, `routing` exact), FLAG=VALUE, or FLAG=all for each value in turn; several together
+    joined by +, so that evict=all+predictor=all is the table of both. floor_bytes: the least budget, which is
+    evict=on-demand. Raises UsageError.
     """
     result = {"full": options}
     for name in filter(None, (part.strip() for part in names.split(","))):
-        flag, _, value = name.partition("=")
-        if flag in COPY_PIECES and not value:
-            result[f"no {flag}"] = dataclasses.replace(options, switched_off=(*options.switched_off, flag))
-        elif flag in _OFF:
-            value = value or _OFF[flag]
-            changes: dict[str, Any] = {flag: value}
-            if flag == "predictor" and value == "none" and options.evict == "pearl":
-                changes["evict"] = "auto"
-            if flag == "routing" and value == "exact":
-                changes |= {"lambda_": None, "top_j": None, "inserts": None, "residency": None}
-            result[f"{flag}={value}"] = dataclasses.replace(options, **changes)
-        else:
-            raise UsageError(f"--ablate {name}: pieces are {', '.join(PIECES)}; or FLAG=VALUE of the first three")
+        for terms in itertools.product(*(_values(options, term.strip()) for term in name.split("+"))):
+            if ("evict", ON_DEMAND) in terms and any(flag == "predictor" and value != "none" for flag, value in terms):
+                continue  # nothing is kept, so there is no place for a forecast
+            label = " ".join(f"{flag}={value}" if value else f"no {flag}" for flag, value in terms)
+            result[label] = _vary(options, terms, floor_bytes)
     return result
+
+
+def _values(options: RunOptions, term: str) -> list[tuple[str, str]]:
+    """(flag, value) pairs that one term stands for; value "" switches a piece of the copy engine off."""
+    flag, _, value = term.partition("=")
+    if flag in COPY_PIECES and not value:
+        return [(flag, "")]
+    if flag not in _OFF:
+        raise UsageError(f"--ablate {term}: pieces are {', '.join(PIECES)}; or FLAG=VALUE of the first three")
+    if value != "all" or flag == "routing":
+        return [(flag, value or _OFF[flag])]
+    if flag == "evict":
+        names = [ON_DEMAND, *(name for name in POLICY_NAMES if name != "static" or options.usage is not None)]
+    else:
+        own = [options.predictor] if options.predictor not in ("auto", "none", *UNTRAINED) else []
+        names = ["none", *(name for name in UNTRAINED), *own]
+    return [(flag, name) for name in names]
+
+
+def _vary(options: RunOptions, terms: tuple[tuple[str, str], ...], floor_bytes: int) -> RunOptions:
+    """`options` with these flags changed, and with them what would contradict them."""
+    changes: dict[str, Any] = {flag: value for flag, value in terms if value}
+    off = tuple(flag for flag, value in terms if not value)
+    if changes.get("evict") == ON_DEMAND:
+        changes |= {"evict": "lru", "predictor": "none", "budget": Size(n_bytes=floor_bytes)}
+    if changes.get("routing") == "exact":
+        changes |= {"lambda_": None, "top_j": None, "inserts": None, "residency": None, "steer": None}
+    varied = dataclasses.replace(options, switched_off=(*options.switched_off, *off), **changes)
+    if (varied.evict, varied.predictor) != ("pearl", "none"):
+        return varied
+    # pearl evicts by a forecast: asked for by name, it keeps one and fetches nothing; else another policy steps in
+    if "evict" in changes:
+        return dataclasses.replace(varied, predictor="auto")
+    return dataclasses.replace(varied, evict="auto")
 
 
 def ablate(

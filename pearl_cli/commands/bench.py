@@ -45,7 +45,8 @@ class IntList(click.ParamType[list[int]]):
 @click.option(
     "--ablate",
     metavar="LIST",
-    help="Switch pieces off, runs in turn: evict, predictor, routing, reorder, preempt, chunk; or e.g. evict=lfu.",
+    help="Switch pieces off, runs in turn: evict, predictor, routing, reorder, preempt, chunk; or e.g. evict=lfu; "
+    "evict=all+predictor=all is the table of both.",
 )
 @click.option("--route-trace", type=click.Path(path_type=Path), help="Force recorded routing of such a model.")
 @click.option("--price", type=click.Path(path_type=Path), metavar="TEXT",
@@ -107,7 +108,7 @@ def command(
             priced = routing_price(session, price)
             records = [{**record, **priced} for record in records]
     if ablate is not None:
-        chosen = variants(options, ablate)
+        chosen = variants(options, ablate, opened.plan.slots.floor_bytes)
         for test in tests:
             records += run_ablations(chosen, test, workload, repetitions, terminal)
     click.echo(format_records(records, output))

@@ -31,6 +31,11 @@ class SlotPlan:
     n_bytes: int
 
     @property
+    def floor_bytes(self) -> int:
+        """The least that works for these classes: nothing is kept, everything is read when it is demanded."""
+        return MIN_STAGING * sum(size for size, _ in self.classes)
+
+    @property
     def num_slots(self) -> int:
         return sum(count for _, count in self.classes)
 

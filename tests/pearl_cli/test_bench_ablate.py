@@ -51,6 +51,36 @@ def test_variants_by_name() -> None:
     assert chosen["no reorder"].switched_off == ("reorder",)
 
 
+def test_all_with_all_is_the_table_of_both() -> None:
+    options = RunOptions(predictor="oracle:0.85", budget=Size(percent=50))
+    chosen = variants(options, "evict=all+predictor=all", floor_bytes=7)
+    names = ["none", "next-gate", "token-table", "ema", "oracle:0.85"]
+    evicts = ["lru", "lfu", "lfru", "random", "least-stale", "pearl"]  # static needs --usage
+    expected = {f"evict={evict} predictor={name}" for evict in evicts for name in names}
+    assert set(chosen) == {"full", "evict=on-demand predictor=none", *expected}
+    on_demand = chosen["evict=on-demand predictor=none"]
+    assert (on_demand.budget, on_demand.predictor) == (Size(n_bytes=7), "none")
+    by_forecast = chosen["evict=pearl predictor=none"]  # its own forecast stays, without fetching
+    assert (by_forecast.evict, by_forecast.predictor) == ("pearl", "auto")
+    assert "evict=static" in variants(RunOptions(usage=Path("t.csv")), "evict=all")
+    both = variants(options, "evict=lfu+chunk")["evict=lfu no chunk"]
+    assert (both.evict, both.predictor, both.switched_off) == ("lfu", "oracle:0.85", ("chunk",))
+
+
+def test_on_demand_keeps_nothing_and_every_policy_says_the_same(model_path: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "r.csv"
+    write_trace(trace)
+    arguments = ["-m", str(model_path), "-t", "1", "-c", "64", "-p", "0", "-n", "4", "-r", "1", "-o", "json"]
+    more = ["--budget", "50%", "--usage", str(trace), "--split", "uneven", "--ablate", "evict=all"]
+    result = CliRunner().invoke(command, [*arguments, *more], catch_exceptions=False)
+    records = {r["ablation"]: r for r in json.loads(result.stdout) if r["state"] == "warm"}
+    assert len(records) == 9
+    assert len({tuple(record["ids"]) for record in records.values()}) == 1
+    on_demand = records.pop("evict=on-demand")
+    assert on_demand["hit_rate"] == 0
+    assert all(record["miss_bytes_per_token"] < on_demand["miss_bytes_per_token"] for record in records.values())
+
+
 @pytest.mark.parametrize("names", ["speed", "reorder=1", "evict,threads=2"])
 def test_other_names_are_refused(names: str) -> None:
     with pytest.raises(UsageError, match="pieces are evict, predictor"):
@@ -125,3 +155,27 @@ def test_a_forced_text_goes_on_where_the_prompt_ended() -> None:
     assert workload.continuation(5, after=3) == [3, 4, 5, 6, 7]
     with pytest.raises(UsageError, match="holds 20 tokens"):
         workload.continuation(18, after=3)
+
+
+def test_an_uneven_split_goes_by_a_trace_of_this_model(model_path: Path, tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    with path.open("w") as out:  # layer 1 uses two experts only
+        writer = TraceWriter(out, "toy", "qwen3moe", EXPERTS, K, [100] * LAYERS, [1] * LAYERS)
+        rng = np.random.default_rng(0)
+        for token in range(40):
+            for layer in range(LAYERS):
+                ids = rng.choice(2 if layer == 1 else EXPERTS, K, replace=False)
+                writer.write(0, 1, token, layer, ids, np.array([0.7, 0.3], np.float32))
+    options = RunOptions(threads=1, ctx_size=64, budget=Size(percent=60), usage=path, split="uneven", evict="static")
+    with open_engine(model_path, options) as opened:
+        capacities = opened.plan.slots.capacities
+        opened.engine.prefill([1, 2, 3])
+    with open_engine(model_path, RunOptions(threads=1, ctx_size=64, budget=Size(percent=60))) as even:
+        assert sum(even.plan.slots.capacities) == sum(capacities)
+        assert even.plan.slots.n_bytes == opened.plan.slots.n_bytes
+    assert capacities[1] == K < min(capacities[0], capacities[2])
+    with pytest.raises(UsageError, match="--split uneven goes by recorded routing"):
+        open_engine(model_path, RunOptions(threads=1, ctx_size=64, split="uneven"))
+    write_trace(path, num_experts=16)
+    with pytest.raises(UsageError, match="3 layers of 16 experts, the model 3 of 8"):
+        open_engine(model_path, RunOptions(threads=1, ctx_size=64, usage=path, split="uneven"))

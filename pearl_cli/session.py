@@ -118,7 +118,7 @@ def _say_what_runs(opened: OpenedEngine, terminal: Terminal) -> None:
         terminal.note(f"default used: {line}")
     slots = sum(opened.plan.slots.capacities)
     terminal.note(
-        f"device cpu, evict {opened.evict}, routing {opened.routing.label()}, "
+        f"device {opened.device}, evict {opened.evict}, routing {opened.routing.label()}, "
         f"{slots} expert slots of {typed(opened.plan.slots.n_bytes)}, "
         f"context {opened.plan.needs.context}, ceiling {typed(opened.plan.ceiling_bytes, up=False)}"
     )

@@ -44,8 +44,8 @@ class Timeline:
         return True
 
     def synchronize(self, mark: int) -> None:
-        """The host waits for `mark`."""
-        if mark > self._over:
+        """The host waits for `mark`, unless it is over."""
+        if not self.is_over(mark):
             held = self._held(mark)
             self._calls.synchronize(self._events[held % len(self._events)])
             self._over = held

@@ -8,6 +8,7 @@ from typing import Any
 
 from pearl_cli.bench.runner import Sample, Test
 from pearl_cli.bench.workload import Workload
+from pearl_cli.device.device_fields import device_fields
 from pearl_cli.host_memory import peak_rss_bytes
 from pearl_cli.open_engine import OpenedEngine
 from pearl_cli.residency.stats import TokenStats
@@ -48,8 +49,8 @@ def make_record(
         "ttft_ms": statistics.median(sample.ttft_ns for sample in samples) / 1e6,
         "itl_ms_p50": _percentile(latencies, 50) if is_decode else None,
         "itl_ms_p99": _percentile(latencies, 99) if is_decode else None,
-        "ms_outside_kernels": 1e3 * (elapsed_s - kernel_s) / tokens - total.stall_ms / tokens,
-        "kernel_gb_s": active_bytes(opened) * tokens / kernel_s / 1e9 if is_decode else None,
+        "ms_outside_kernels": 1e3 * (elapsed_s - kernel_s) / tokens - total.stall_ms / tokens if kernel_s else None,
+        "kernel_gb_s": active_bytes(opened) * tokens / kernel_s / 1e9 if is_decode and kernel_s else None,
         "read_gb_s": sum(sample.read_bytes for sample in samples) / busy_s / 1e9 if busy_s else None,
         "peak_rss_bytes": peak_rss_bytes(),
         "seed": workload.seed,
@@ -65,7 +66,8 @@ def _model_fields(opened: OpenedEngine) -> dict[str, Any]:
         "model_type": opened.config.name or opened.config.architecture,
         "model_size": total_bytes,
         "n_threads": opened.threads,
-        "backend": "cpu",
+        "backend": opened.backend.name,
+        **device_fields(opened.controller, opened.device, opened.plan),
         "evict": opened.evict,
         "predictor": opened.predictor,
         "routing": opened.policy.name,

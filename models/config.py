@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.backend import RouterSpec
+from models.config_gemma4 import attention_by_layer, settle_heads
 from models.config_latent import LatentConfig, read_latent
 from models.config_reader import ConfigReader
 from models.config_recurrent import DeltaNetConfig, read_delta_net
@@ -75,6 +76,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # on what each half of a block adds
     logit_divisor: float = 1.0
+    logit_softcap: float = 0.0  # cap * tanh(logits / cap), 0: not capped
     swiglu_limit: float = 0.0  # of the clamped unit of the experts, 0: they are not clamped
     latent: LatentConfig | None = None  # then head_dim and value_dim are those of the cache
     window_layers: tuple[bool, ...] | None = None  # which layers have the sliding window, None: all
@@ -88,14 +90,15 @@ class ModelConfig:
     @property
     def layer_memory(self) -> tuple[LayerMemory, ...]:
         """What each layer keeps of a sequence."""
-        return tuple(self._memory_of(layer) for layer in range(self.num_layers))
+        return tuple(self.memory_of(layer) for layer in range(self.num_layers))
 
     def window_of(self, layer: int) -> int:
         """Positions that attention sees in `layer`, 0: all."""
         has_window = self.window_layers is None or self.window_layers[layer]
         return self.sliding_window if has_window else 0
 
-    def _memory_of(self, layer: int) -> LayerMemory:
+    def memory_of(self, layer: int) -> LayerMemory:
+        """What `layer` keeps of a sequence."""
         own = self.own_memory[layer] if self.own_memory is not None else None
         return own or LayerMemory(self.num_kv_heads, self.head_dim, self.value_dim, self.window_of(layer))
 
@@ -126,14 +129,21 @@ class ModelConfig:
         values["num_layers"] -= values.get("unused_layers", 0)
         latent = read_latent(values, where) if "kv_lora_rank" in values else None
         own_memory = read_short_conv(values, where) if "conv_kernel" in values else None
+        if "head_dim_window" in values:
+            settle_heads(values, where)
         unread = reader.refuse_maths(table)
         _check_sizes(values, where, len(model.tensors))
         delta_net = read_delta_net(values, where) if "ssm_heads" in values else None
+        window_layers, rope_window = _window_layers(reader, table, values), None
+        has_kinds = "head_dim_window" in values
+        if has_kinds:
+            own_memory = attention_by_layer(values, window_layers, where)
+            rope_window = RopeConfig(values["rope_theta_window"], values["n_rot_window"], table.rope_interleaved)
         name = model.metadata.get("general.name")
         return cls(
             architecture=architecture,
             name=name if isinstance(name, str) else model.paths[0].stem,
-            intermediate_size=values["feed_forward_length"] if values.get("leading_dense", 0) else 0,
+            intermediate_size=values["feed_forward_length"] if values.get("leading_dense", 0) or has_kinds else 0,
             vocab_size=_vocab_size(model, reader, values["hidden_size"]),
             rope=_rope(values, table, where),
             router=_router(values, where),
@@ -144,7 +154,9 @@ class ModelConfig:
             attention_scale=values.get("attention_scale", 0.0) or values["head_dim"] ** -0.5,
             swiglu_limit=values.get("swiglu_limit", 0.0),
             latent=latent,
-            window_layers=_window_layers(reader, table, values),
+            window_layers=window_layers,
+            rope_window=rope_window,
+            logit_softcap=values.get("logit_softcap", 0.0),
             own_memory=own_memory if delta_net is None else delta_net.memory,
             delta_net=delta_net,
             reordered=(".attn_q.weight", ".ssm_in.weight", ".ssm_ba.weight") if delta_net is not None else (),

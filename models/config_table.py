@@ -217,6 +217,27 @@ ARCHITECTURES: dict[str, Architecture] = {
             "rope.scaling.yarn_log_multiplier",
         ),
     ),
+    "gemma4": Architecture(
+        rope_interleaved=False,
+        fields=COMMON
+        | {
+            "num_kv_heads": Key("attention.head_count_kv", int, per_layer=True),
+            "head_dim": Key("attention.key_length", int),
+            "value_dim": Key("attention.value_length", int),
+            "head_dim_window": Key("attention.key_length_swa", int),
+            "value_dim_window": Key("attention.value_length_swa", int),
+            "sliding_window": Key("attention.sliding_window", int),
+            "moe_intermediate_size": Key("expert_feed_forward_length", int),
+            "n_rot_window": Key(
+                "rope.dimension_count_swa", int, lambda v: v["head_dim_window"], "attention.key_length_swa"
+            ),
+            "rope_theta_window": Key("rope.freq_base_swa", float, 10000.0, "llama.cpp's default"),
+            "logit_softcap": Key("final_logit_softcapping", float, 0.0, "no cap"),
+        },
+        neutral=_without(NEUTRAL, "final_logit_softcapping")
+        | {"attention.shared_kv_layers": (0,), "embedding_length_per_layer_input": (0,)},
+        window_period=6,
+    ),
     "glm4moe": Architecture(
         rope_interleaved=False,
         fields=COMMON

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kernels.backend import Array, Backend, KVLayer, RopeTable, Weight
+from kernels.backend import SILU, Activations, Array, Backend, GatedUnit, KVLayer, RopeTable, Weight
 from models.config import ModelConfig
-from models.expert_provider import ExpertProvider
+from models.expert_provider import ExpertProvider, RouterWeights
 from models.weights import WeightSource, rows_of
 
 
@@ -24,7 +24,7 @@ class Attention:
     attn_norm: Array
     attn_q: Weight
     attn_k: Weight
-    attn_v: Weight
+    attn_v: Weight | None  # None: the keys, before their norm and rotation, are the values too
     attn_output: Weight
     norm_eps: float
     num_heads: int
@@ -35,6 +35,8 @@ class Attention:
     qkv_bias: Array | None = None
     output_bias: Array | None = None
     attn_sinks: Array | None = None
+    attn_v_norm: Array | None = None
+    post_attention_norm: Array | None = None
     output_gate: Weight | None = None  # what attn_q holds behind each head's queries, where there is one
 
     @classmethod
@@ -47,32 +49,35 @@ class Attention:
         bias: bool = False,
         output_bias: bool = False,
         output_gate: bool = False,
+        value: bool = True,
     ) -> Attention:
         """Take the attention tensors of `layer`.
 
         `qk_norm`: "none", "head" (one norm weight for each head alike) or "row" (one over all heads together).
         `bias`: the file must hold attn_q.bias, attn_k.bias and attn_v.bias; `output_bias`: attn_output.bias.
-        `output_gate`: attn_q holds for each head its query's rows and behind them those of a gate.
+        `output_gate`: attn_q holds for each head its query's rows and behind them those of a gate. `value`: the file
+        must hold attn_v.
         """
         blk, hidden = f"blk.{layer}", config.hidden_size
-        n_q, n_k = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        n_v, n_out = config.num_kv_heads * config.value_dim, config.num_heads * config.value_dim
-        attn_q, gate = _query_and_gate(source, config, f"{blk}.attn_q.weight", output_gate)
+        kept = config.memory_of(layer)
+        n_q, n_k = config.num_heads * kept.head_dim, kept.num_kv_heads * kept.head_dim
+        n_v, n_out = kept.num_kv_heads * kept.value_dim, config.num_heads * kept.value_dim
+        attn_q, gate = _query_and_gate(source, config, f"{blk}.attn_q.weight", kept.head_dim, output_gate)
         part = cls(
             attn_norm=source.vector(f"{blk}.attn_norm.weight", hidden),
             attn_q=attn_q,
             attn_k=source.matrix(f"{blk}.attn_k.weight", n_k, hidden),
-            attn_v=source.matrix(f"{blk}.attn_v.weight", n_v, hidden),
+            attn_v=source.matrix(f"{blk}.attn_v.weight", n_v, hidden) if value else None,
             attn_output=source.matrix(f"{blk}.attn_output.weight", hidden, n_out),
             norm_eps=config.rms_norm_eps,
             num_heads=config.num_heads,
             scale=config.attention_scale,
-            window=config.window_of(layer),
+            window=kept.window,
             output_gate=gate,
         )
         if qk_norm != "none":
-            part.attn_q_norm = source.vector(f"{blk}.attn_q_norm.weight", n_q if qk_norm == "row" else config.head_dim)
-            part.attn_k_norm = source.vector(f"{blk}.attn_k_norm.weight", n_k if qk_norm == "row" else config.head_dim)
+            part.attn_q_norm = source.vector(f"{blk}.attn_q_norm.weight", n_q if qk_norm == "row" else kept.head_dim)
+            part.attn_k_norm = source.vector(f"{blk}.attn_k_norm.weight", n_k if qk_norm == "row" else kept.head_dim)
         if bias:
             rows = {"attn_q": n_q, "attn_k": n_k, "attn_v": n_v}
             biases = [source.host_vector(f"{blk}.{name}.bias", size) for name, size in rows.items()]
@@ -83,15 +88,19 @@ class Attention:
 
     def __call__(self, backend: Backend, x: Array, kv: KVLayer, rope: RopeTable, start: int) -> Array:
         """What attention adds to the residual x [T, D] at positions start..; writes its keys and values into `kv`."""
-        a = backend.norm(x, self.attn_norm, self.norm_eps, readers=(self.attn_q, self.attn_k, self.attn_v))
-        q, k, v = self._project(backend, a)
+        weights = (self.attn_q, self.attn_k) if self.attn_v is None else (self.attn_q, self.attn_k, self.attn_v)
+        a = backend.norm(x, self.attn_norm, self.norm_eps, readers=weights)
+        q, k, v = self._project(backend, a, weights)
         if self.attn_q_norm is not None:
             q = backend.head_norm(q, self.attn_q_norm, self.norm_eps)
             k = backend.head_norm(k, self.attn_k_norm, self.norm_eps)
+        if self.attn_v_norm is not None:
+            v = backend.head_norm(v, self.attn_v_norm, self.norm_eps)
         mixed = self._mix(backend, q, k, v, kv, rope, start)
         if self.output_gate is not None:
             mixed = backend.sigmoid_gate(mixed, backend.linear(a, self.output_gate))
-        return backend.linear(backend.activations(mixed), self.attn_output, bias=self.output_bias)
+        out = backend.linear(backend.activations(mixed), self.attn_output, bias=self.output_bias)
+        return out if self.post_attention_norm is None else backend.norm(out, self.post_attention_norm, self.norm_eps).x
 
     def _mix(
         self, backend: Backend, q: Array, k: Array, v: Array, kv: KVLayer, rope: RopeTable, start: int
@@ -109,23 +118,23 @@ class Attention:
             )
         return parts[0] if len(parts) == 1 else backend.concatenate(parts)
 
-    def _project(self, backend: Backend, a: Array) -> tuple[Array, Array, Array]:
+    def _project(self, backend: Backend, a: Activations, weights: tuple[Weight, ...]) -> tuple[Array, Array, Array]:
         n_q, n_qk = self.attn_q.n_rows, self.attn_q.n_rows + self.attn_k.n_rows
         bias = self.qkv_bias
         if a.x.shape[0] == 1:  # slices of a single row are contiguous
-            row = backend.linear(a, self.attn_q, self.attn_k, self.attn_v, bias=bias)
-            return row[:, :n_q], row[:, n_q:n_qk], row[:, n_qk:]
+            row = backend.linear(a, *weights, bias=bias)
+            k = row[:, n_q:n_qk]
+            return row[:, :n_q], k, row[:, n_qk:] if len(weights) == 3 else backend.concatenate([k])
         parts = (None, None, None) if bias is None else (bias[:n_q], bias[n_q:n_qk], bias[n_qk:])
-        weights = (self.attn_q, self.attn_k, self.attn_v)
-        q, k, v = (backend.linear(a, weight, bias=part) for weight, part in zip(weights, parts, strict=True))
-        return q, k, v
+        rows = [backend.linear(a, weight, bias=part) for weight, part in zip(weights, parts, strict=False)]
+        return rows[0], rows[1], rows[2] if len(rows) == 3 else backend.concatenate([rows[1]])
 
 
 def _query_and_gate(
-    source: WeightSource, config: ModelConfig, name: str, gated: bool
+    source: WeightSource, config: ModelConfig, name: str, width: int, gated: bool
 ) -> tuple[Weight, Weight | None]:
     """The query matrix; where it is `gated`, the file has rows head by head: a head's query, a head's gate."""
-    heads, width = config.num_heads, config.head_dim
+    heads = config.num_heads
     n_q = heads * width
     if not gated:
         return source.matrix(name, n_q, config.hidden_size), None
@@ -143,9 +152,12 @@ class DenseFFN:
     ffn_up: Weight
     ffn_down: Weight
     norm_eps: float
+    unit: GatedUnit = SILU
 
     @classmethod
-    def read(cls, source: WeightSource, config: ModelConfig, layer: int, norm: str = "ffn_norm") -> DenseFFN:
+    def read(
+        cls, source: WeightSource, config: ModelConfig, layer: int, norm: str = "ffn_norm", unit: GatedUnit = SILU
+    ) -> DenseFFN:
         """Take the feed-forward tensors of `layer`; `norm` is what the file calls ffn_norm."""
         blk, hidden, width = f"blk.{layer}", config.hidden_size, config.intermediate_size
         return cls(
@@ -154,12 +166,18 @@ class DenseFFN:
             ffn_up=source.matrix(f"{blk}.ffn_up.weight", width, hidden),
             ffn_down=source.matrix(f"{blk}.ffn_down.weight", hidden, width),
             norm_eps=config.rms_norm_eps,
+            unit=unit,
         )
+
+    @property
+    def router(self) -> RouterWeights | None:
+        """None: there are no experts."""
+        return None
 
     def __call__(self, backend: Backend, x: Array, provider: ExpertProvider) -> Array:
         """What the feed-forward adds to the residual x [T, D]."""
         a = backend.norm(x, self.ffn_norm, self.norm_eps, readers=(self.ffn_gate, self.ffn_up))
-        return backend.gated_mlp(a, self.ffn_gate, self.ffn_up, self.ffn_down)
+        return backend.gated_mlp(a, self.ffn_gate, self.ffn_up, self.ffn_down, self.unit)
 
 
 class SelfAttention(Protocol):
@@ -172,7 +190,11 @@ class SelfAttention(Protocol):
 
 
 class FeedForward(Protocol):
-    """The second half of a block: `DenseFFN` or `models.moe.MoE`."""
+    """The second half of a block: `DenseFFN`, `models.moe.MoE`, or one of an architecture's own. `router` is None where
+    it has no experts."""
+
+    @property
+    def router(self) -> RouterWeights | None: ...
 
     def __call__(self, backend: Backend, x: Array, provider: ExpertProvider) -> Array: ...
 
@@ -184,6 +206,7 @@ class Block:
     attn: SelfAttention
     ffn: FeedForward
     residual_scale: float = 1.0  # on what each half adds
+    output_scale: float = 1.0  # on the stream behind this layer
 
     def __call__(
         self, backend: Backend, x: Array, kept: Any, rope: RopeTable, start: int, provider: ExpertProvider
@@ -192,4 +215,5 @@ class Block:
         added = self.attn(backend, x, kept, rope, start)
         x = x + (added if self.residual_scale == 1.0 else added * self.residual_scale)
         added = self.ffn(backend, x, provider)
-        return x + (added if self.residual_scale == 1.0 else added * self.residual_scale)
+        x = x + (added if self.residual_scale == 1.0 else added * self.residual_scale)
+        return x if self.output_scale == 1.0 else x * self.output_scale

@@ -14,7 +14,6 @@ from models.config import ModelConfig
 from models.expert_provider import ExpertProvider, RouterWeights
 from models.kv_cache import KVCache
 from models.layers import Block
-from models.moe import MoE
 from models.weights import WeightSource
 
 
@@ -55,7 +54,7 @@ class Model:
     @property
     def routers(self) -> list[RouterWeights | None]:
         """The router of each layer, None for a layer without experts."""
-        return [block.ffn.router if isinstance(block.ffn, MoE) else None for block in self.blk]
+        return [block.ffn.router for block in self.blk]
 
     def new_cache(self, capacity: int, k_dtype: str = "f16", v_dtype: str = "f16") -> KVCache:
         """An empty cache for `capacity` positions. Raises UsageError for a type or pair of types that cannot be
@@ -99,4 +98,7 @@ class Model:
         out = self.backend.to_host(self.backend.linear(a, self.output))
         if self.config.logit_divisor != 1.0:
             out = out / np.float32(self.config.logit_divisor)
+        if self.config.logit_softcap:
+            cap = np.float32(self.config.logit_softcap)
+            out = np.tanh(out / cap) * cap
         return out[0] if which == "last" else out

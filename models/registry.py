@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from models import (
     deepseek2,
+    gemma4,
     glm4moe,
     gpt_oss,
     granitemoe,
@@ -24,6 +25,7 @@ from models.weights import WeightSource
 
 ARCHITECTURES: dict[str, Callable[[WeightSource, ModelConfig], Model]] = {
     "deepseek2": deepseek2.build,
+    "gemma4": gemma4.build,
     "glm4moe": glm4moe.build,
     "gpt-oss": gpt_oss.build,
     "granitemoe": granitemoe.build,

@@ -158,6 +158,7 @@ def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:
     config = config_class(**{**COMMON, **own, **overrides})
     config._attn_implementation = "eager"
     model = model_class(config).eval().float()
+    model.config.allow_global_per_layer_attribute_access = True  # Gemma's, whose layers differ
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if family in tiny_hybrid.FAMILIES and tiny_hybrid.randomise(name, parameter):
@@ -173,14 +174,16 @@ def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:
                 parameter.normal_(
                     0.0, 0.25 if "gate.weight" in name or "router" in name else parameter.shape[-1] ** -0.5
                 )
-        for _, bias in selection_biases(model):
-            bias.copy_(0.2 * torch.randn_like(bias))
+        for name, values in buffers(model):
+            values.copy_(0.2 * torch.randn_like(values) + (1.0 if name.endswith("layer_scalar") else 0.0))
     return model
 
 
-def selection_biases(model: Any) -> Iterator[tuple[str, Any]]:
-    """The router's biases that enter only the choice; transformers keeps them outside the parameters."""
-    return ((name, b) for name, b in model.named_buffers() if name.endswith(("e_score_correction_bias", "expert_bias")))
+def buffers(model: Any) -> Iterator[tuple[str, Any]]:
+    """What transformers keeps outside the parameters: the router's biases that enter only the choice, and Gemma's
+    factors on the layers.
+    """
+    return ((name, b) for name, b in model.named_buffers() if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")))
 
 
 def save_hf(model: Any, folder: Path) -> Path:
@@ -255,13 +258,13 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "rope.freq_base": float(config.rope_parameters.get("rope_theta", 10000.0)),
         "expert_count": next(
             getattr(config, name)
             for name in ("n_routed_experts", "num_experts", "num_local_experts")
             if hasattr(config, name)
         ),
-        "expert_used_count": config.num_experts_per_tok,
+        "expert_used_count": getattr(config, "num_experts_per_tok", None) or config.top_k_experts,
         "vocab_size": config.vocab_size,
     }
     if hasattr(config, "intermediate_size"):
@@ -374,8 +377,11 @@ OUTER_NAMES = {
 
 def gguf_tensors(model: Any, architecture: str, expanded: bool = False) -> Iterator[tuple[str, np.ndarray]]:
     """(GGUF name, float32 array in numpy order) of every stored parameter."""
-    for name, bias in selection_biases(model):
-        yield f"blk.{name.split('.')[2]}.exp_probs_b.bias", bias.numpy()
+    for name, values in buffers(model):
+        kind = "layer_output_scale.weight" if name.endswith("layer_scalar") else "exp_probs_b.bias"
+        yield f"blk.{name.split('.')[2]}.{kind}", values.numpy()
+    if architecture in tiny_others.OUTER:
+        yield from tiny_others.OUTER[architecture](model.config)
     heads = {"attn_q": model.config.num_attention_heads, "attn_k": model.config.num_key_value_heads}
     for name, parameter in model.named_parameters():  # tied parameters come once
         array = parameter.detach().numpy()

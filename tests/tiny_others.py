@@ -1,5 +1,5 @@
-"""More families of `tests.tiny_models`, each with what it calls and keeps otherwise than the rest: gpt-oss, LFM2 with
-experts.
+"""More families of `tests.tiny_models`, each with what it calls and keeps otherwise than the rest: Gemma 4, gpt-oss,
+LFM2 with experts.
 """
 
 from __future__ import annotations
@@ -32,6 +32,31 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
                 "beta_slow": 1.0,
                 "truncate": False,
                 "original_max_position_embeddings": 16,
+            },
+        },
+    ),
+    "gemma4": (
+        transformers.Gemma4TextConfig,
+        transformers.Gemma4ForCausalLM,
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 48,
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": 3.0,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
             },
         },
     ),
@@ -128,5 +153,64 @@ def _lfm2_tensors(rest: str, array: np.ndarray) -> Named:
     return [(_LFM2_NAMES[rest], array)] if rest in _LFM2_NAMES else []
 
 
-METADATA: dict[str, Callable[[Any], dict[str, Any]]] = {"gpt-oss": _gpt_oss_metadata, "lfm2moe": _lfm2_metadata}
-TENSORS: dict[str, Callable[[str, np.ndarray], Named]] = {"gpt-oss": _gpt_oss_tensors, "lfm2moe": _lfm2_tensors}
+def _gemma4_metadata(config: Any) -> dict[str, Any]:
+    windows = [kind == "sliding_attention" for kind in config.layer_types]
+    full = config.per_layer_config["full_attention"]
+    kv_heads = [config.num_key_value_heads if window else full.num_key_value_heads for window in windows]
+    return {
+        "attention.head_count_kv": kv_heads,
+        "attention.key_length": full.head_dim,
+        "attention.value_length": full.head_dim,
+        "attention.key_length_swa": config.head_dim,
+        "attention.value_length_swa": config.head_dim,
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": windows,
+        "attention.shared_kv_layers": 0,
+        "embedding_length_per_layer_input": 0,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "rope.dimension_count": full.head_dim,
+        "rope.dimension_count_swa": config.head_dim,
+        "rope.freq_base": config.rope_parameters["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
+    } | ({"final_logit_softcapping": config.final_logit_softcapping} if config.final_logit_softcapping else {})
+
+
+_GEMMA4_NAMES = {
+    "post_attention_layernorm.weight": "post_attention_norm.weight",
+    "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+    "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+    "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+    "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+    "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
+    "router.proj.weight": "ffn_gate_inp.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+}
+
+
+def _gemma4_tensors(rest: str, array: np.ndarray) -> Named:
+    return [(_GEMMA4_NAMES[rest], array)] if rest in _GEMMA4_NAMES else []
+
+
+def _gemma4_outer(config: Any) -> Named:
+    """Divisors of the frequencies: components that the full layers do not turn are turned endlessly slowly."""
+    full = config.per_layer_config["full_attention"]
+    n_turned = int(config.rope_parameters["full_attention"]["partial_rotary_factor"] * full.head_dim) // 2
+    divisors = np.full(full.head_dim // 2, 1e30, np.float32)
+    divisors[:n_turned] = 1.0
+    return [("rope_freqs.weight", divisors)]
+
+
+METADATA: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "gemma4": _gemma4_metadata,
+    "gpt-oss": _gpt_oss_metadata,
+    "lfm2moe": _lfm2_metadata,
+}
+TENSORS: dict[str, Callable[[str, np.ndarray], Named]] = {
+    "gemma4": _gemma4_tensors,
+    "gpt-oss": _gpt_oss_tensors,
+    "lfm2moe": _lfm2_tensors,
+}
+OUTER: dict[str, Callable[[Any], Named]] = {"gemma4": _gemma4_outer}

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from kernels.backend import KVLayer
 from kernels.gpu.kv import KIND_OF, read_tile
+from kernels.gpu.precision import attention_precision, split_dot
 from kernels.gpu.tiling import DECODE_TOKENS, AttentionTile, Device, attention_tile, next_power_of_two
 
 
@@ -30,8 +31,8 @@ def _scores(
         c = chunk * BLOCK_D + tl.arange(0, BLOCK_D)
         c_mask = c < head_dim
         q = tl.load(q_ptr + q_offsets[:, None] + c[None, :], mask=r_mask[:, None] & c_mask[None, :], other=0.0)
-        k = read_tile(k_ptr, k_rows[None, :], c[:, None], c_mask[:, None] & l_mask[None, :], head_dim, K_KIND)
-        scores = tl.dot(q, k, scores, input_precision=PRECISION)
+        k = read_tile(k_ptr, k_rows[None, :], c[:, None], c_mask[:, None] & l_mask[None, :], head_dim, K_KIND, PRECISION)
+        scores = split_dot(q, k, scores, PRECISION)
     return scores
 
 
@@ -86,8 +87,8 @@ def _attention_kernel(
         shift = tl.where(tile_max == -float("inf"), 0.0, tile_max)
         weights = tl.exp2(scores - shift[:, None])
         kept = tl.exp2(largest - shift)
-        v = read_tile(v_ptr, rows[:, None], v_columns[None, :], l_mask[:, None] & v_mask[None, :], value_dim, V_KIND)
-        acc = tl.dot(weights, v, acc * kept[:, None], input_precision=PRECISION)
+        v = read_tile(v_ptr, rows[:, None], v_columns[None, :], l_mask[:, None] & v_mask[None, :], value_dim, V_KIND, PRECISION)
+        acc = split_dot(weights, v, acc * kept[:, None], PRECISION)
         total = total * kept + tl.sum(weights, axis=1)
         largest = tile_max
     o_mask = r_mask[:, None] & v_mask[None, :]
@@ -170,7 +171,7 @@ def attention(
         HEADS_PER_KV=per_kv, K_KIND=KIND_OF[kinds[0]], V_KIND=KIND_OF[kinds[1]], RING=cache.ring,
         HAS_SINKS=sinks is not None, SPLIT=split, BLOCK_R=tile.block_r, BLOCK_L=tile.block_l, BLOCK_D=tile.block_d,
         D_CHUNKS=-(-head_dim // tile.block_d), BLOCK_V=max(next_power_of_two(value_dim), 16),
-        PRECISION="ieee" if device.is_amd else "tf32x3", num_warps=tile.num_warps, num_stages=tile.num_stages,
+        PRECISION=attention_precision(device), num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if split:
         block_v = min(next_power_of_two(value_dim), 128)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.blocks import column, lane_weight, load_lanes
+from kernels.gpu.precision import rounded
 
 
 @triton.jit
@@ -37,15 +38,18 @@ def tile_dots(
     acc, x_ptr, x_offsets, token_mask, row, row_mask, n_lanes,
     TYPE: tl.constexpr, SLOTS: tl.constexpr, BLOCK_W: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """acc [BLOCK_M, BLOCK_N] plus the products of float32 rows of x in lane order (see `kernels.gpu.lane_order`) at
-    `x_offsets` [BLOCK_M] elements with the weight rows at pointers `row` [BLOCK_N], on tensor cores.
+    """acc [BLOCK_N, BLOCK_M] plus the products of the weight rows at pointers `row` [BLOCK_N] with float32 rows of x in
+    lane order (see `kernels.gpu.lane_order`) at `x_offsets` [BLOCK_M] elements, on tensor cores.
+
+    Weights are the left operand: warps divide its rows, so that no block is decoded twice in a program.
     """
-    x_row = (x_ptr + x_offsets)[:, None]
+    x_row = (x_ptr + x_offsets)[None, :]
     for start in range(0, n_lanes, BLOCK_W):
         i = start + tl.arange(0, BLOCK_W)
         lane_mask = i < n_lanes
-        lanes = load_lanes(row[None, :], i[:, None], lane_mask[:, None] & row_mask[None, :], TYPE)  # [W, N]
+        lanes = load_lanes(row[:, None], i[None, :], row_mask[:, None] & lane_mask[None, :], TYPE)
         for slot in tl.static_range(SLOTS):
-            x = tl.load(x_row + (slot * n_lanes + i)[None, :], mask=token_mask[:, None] & lane_mask[None, :], other=0.0)
-            acc = tl.dot(x, lane_weight(lanes, slot, TYPE), acc, input_precision=PRECISION)
+            x = tl.load(x_row + (slot * n_lanes + i)[:, None], mask=lane_mask[:, None] & token_mask[None, :], other=0.0)
+            w = rounded(lane_weight(lanes, slot, TYPE), PRECISION)
+            acc = tl.dot(w, rounded(x, PRECISION), acc, input_precision=PRECISION)
     return acc

@@ -19,7 +19,7 @@ from kernels.backend import ExpertGroups
 from kernels.gpu.dots import tile_dots
 from kernels.gpu.expert_calls import DeviceGroups, DeviceTable, Upload
 from kernels.gpu.gated_unit import join, unit_arguments
-from kernels.gpu.matmul import dot_precision
+from kernels.gpu.precision import weight_precision
 from kernels.gpu.tiling import SLOTS, Device, lanes_of, matmul_tile
 from kernels.quant_types import QuantType, row_bytes
 
@@ -47,13 +47,13 @@ def _expert_dots(
     TYPE: tl.constexpr, SLOTS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """x rows times the expert's rows, NaN where it is not resident: float32 [BLOCK_M, BLOCK_N]."""
+    """x rows times the expert's rows, NaN where it is not resident: float32 [BLOCK_N, BLOCK_M]."""
     address = tl.load(table_ptr + expert * stride_table) + tl.zeros_like(offs_n).to(tl.int64)
     row = address.to(tl.pointer_type(tl.uint8)) + offs_n.to(tl.int64) * n_row_bytes
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     mask = n_mask & (address != 0)
     acc = tile_dots(acc, x_ptr, x_offsets, m_mask, row, mask, n_lanes, TYPE, SLOTS, BLOCK_W, PRECISION)
-    return tl.where((address != 0)[None, :], acc, float("nan"))
+    return tl.where((address != 0)[:, None], acc, float("nan"))
 
 
 @triton.jit
@@ -84,11 +84,11 @@ def _gate_up_kernel(
     )  # fmt: skip
     if HAS_BIAS:
         b = expert.to(tl.int64) * n_rows + offs_n
-        gate += tl.load(gate_bias_ptr + b, mask=n_mask, other=0.0)[None, :]
-        up += tl.load(up_bias_ptr + b, mask=n_mask, other=0.0)[None, :]
+        gate += tl.load(gate_bias_ptr + b, mask=n_mask, other=0.0)[:, None]
+        up += tl.load(up_bias_ptr + b, mask=n_mask, other=0.0)[:, None]
     h = join(gate, up, alpha, limit, UNIT)
-    out = h_ptr + pairs.to(tl.int64)[:, None] * stride_h + offs_n[None, :]
-    tl.store(out, h, mask=m_mask[:, None] & n_mask[None, :])
+    out = h_ptr + pairs.to(tl.int64)[None, :] * stride_h + offs_n[:, None]
+    tl.store(out, h, mask=n_mask[:, None] & m_mask[None, :])
 
 
 @triton.jit
@@ -110,9 +110,9 @@ def _down_kernel(
         n_row_bytes, TYPE, SLOTS, PRECISION, BLOCK_M, BLOCK_N, BLOCK_W,
     )  # fmt: skip
     if HAS_BIAS:
-        acc += tl.load(bias_ptr + expert.to(tl.int64) * n_rows + offs_n, mask=n_mask, other=0.0)[None, :]
-    out = d_ptr + pairs.to(tl.int64)[:, None] * stride_d + offs_n[None, :]
-    tl.store(out, acc, mask=m_mask[:, None] & n_mask[None, :])
+        acc += tl.load(bias_ptr + expert.to(tl.int64) * n_rows + offs_n, mask=n_mask, other=0.0)[:, None]
+    out = d_ptr + pairs.to(tl.int64)[None, :] * stride_d + offs_n[:, None]
+    tl.store(out, acc, mask=n_mask[:, None] & m_mask[None, :])
 
 
 def _mean_tokens(groups: DeviceGroups) -> int:
@@ -142,7 +142,7 @@ def gate_up(
             alpha, limit,
             GATE_TYPE=int(gate_type), UP_TYPE=int(up_type), GATE_SLOTS=SLOTS[gate_type], UP_SLOTS=SLOTS[up_type],
             MIXED=len(made.gate_up_types) > 1, HAS_BIAS=biases is not None, UNIT=unit,
-            GATE_PRECISION=dot_precision(gate_type), UP_PRECISION=dot_precision(up_type),
+            GATE_PRECISION=weight_precision(gate_type, device), UP_PRECISION=weight_precision(up_type, device),
             BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_W=tile.block_w,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
@@ -165,6 +165,6 @@ def down(
             made.down.shape[0], made.down.stride(0), table.hidden_size, lanes_of(quant_type, table.intermediate_size),
             row_bytes(quant_type, table.intermediate_size), h.stride(0), d.stride(0),
             TYPE=int(quant_type), SLOTS=SLOTS[quant_type], MIXED=len(made.down_types) > 1, HAS_BIAS=biases is not None,
-            PRECISION=dot_precision(quant_type), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_W=tile.block_w,
+            PRECISION=weight_precision(quant_type, device), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_W=tile.block_w,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip

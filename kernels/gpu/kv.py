@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.precision import rounded
 from kernels.quant_types import QuantType, row_bytes
 
 F32_CACHE = tl.constexpr(0)
@@ -28,15 +29,19 @@ def new_storage(n_heads: int, capacity: int, width: int, kind: str, device: torc
 
 
 @triton.jit
-def read_tile(cache_ptr, rows, c, mask, width, KIND: tl.constexpr):
-    """Components `c` of rows `rows` (int64, head * capacity + slot), broadcast together, as float32; masked ones 0."""
+def read_tile(cache_ptr, rows, c, mask, width, KIND: tl.constexpr, PRECISION: tl.constexpr):
+    """Components `c` of rows `rows` (int64, head * capacity + slot), broadcast together, as float32 that tensor cores of
+    PRECISION take as they are; masked ones 0. Half floats fit TF32 exactly.
+    """
     if KIND == Q8_0_CACHE:
         block = cache_ptr + rows * (width // 32 * 34) + c // 32 * 34
         q = tl.load((block + 2 + c % 32).to(tl.pointer_type(tl.int8)), mask=mask, other=0)
         d = tl.load(block.to(tl.pointer_type(tl.float16)), mask=mask, other=0.0)
-        return q.to(tl.float32) * d.to(tl.float32)
-    else:
+        return rounded(q.to(tl.float32) * d.to(tl.float32), PRECISION)
+    elif KIND == F16_CACHE:
         return tl.load(cache_ptr + rows * width + c, mask=mask, other=0.0).to(tl.float32)
+    else:
+        return rounded(tl.load(cache_ptr + rows * width + c, mask=mask, other=0.0), PRECISION)
 
 
 @triton.jit

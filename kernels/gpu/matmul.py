@@ -1,8 +1,7 @@
 """A matrix of GGUF blocks times many tokens (prefill), tiled, on tensor cores.
 
-Weights are decoded to float32 and rounded to TF32 by the tensor core, as are activations: 11 significant bits, more
-than the 8-bit blocks that CPU kernels round activations to, and the range of float32. F32 matrices (routers) are
-multiplied in float32.
+Weights are decoded to float32 and rounded to TF32, as are activations: 11 significant bits, more than the 8-bit blocks
+that CPU kernels round activations to, and the range of float32. See `kernels.gpu.precision`.
 """
 
 from __future__ import annotations
@@ -13,13 +12,9 @@ import triton.language as tl
 
 from kernels.backend import Weight
 from kernels.gpu.dots import tile_dots
+from kernels.gpu.precision import weight_precision
 from kernels.gpu.tiling import SLOTS, Device, MatmulTile, lanes_of, matmul_tile
-from kernels.quant_types import QuantType, row_bytes
-
-
-def dot_precision(quant_type: QuantType) -> str:
-    """How `tl.dot` multiplies weights of a type with float32 activations."""
-    return "ieee" if quant_type == QuantType.F32 else "tf32"
+from kernels.quant_types import row_bytes
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
@@ -35,14 +30,14 @@ def _matmul_kernel(
     offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_mask, n_mask = offs_m < n_tokens, offs_n < n_rows
     row = w_ptr + offs_n.to(tl.int64) * n_row_bytes
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     acc = tile_dots(
         acc, x_ptr, offs_m.to(tl.int64) * stride_x, m_mask, row, n_mask, n_lanes, TYPE, SLOTS, BLOCK_W, PRECISION
     )
     if HAS_BIAS:
-        acc += tl.load(bias_ptr + offs_n, mask=n_mask, other=0.0)[None, :]
-    out = out_ptr + offs_m.to(tl.int64)[:, None] * stride_out + offs_n[None, :]
-    tl.store(out, acc, mask=m_mask[:, None] & n_mask[None, :])
+        acc += tl.load(bias_ptr + offs_n, mask=n_mask, other=0.0)[:, None]
+    out = out_ptr + offs_m.to(tl.int64)[None, :] * stride_out + offs_n[:, None]
+    tl.store(out, acc, mask=n_mask[:, None] & m_mask[None, :])
 
 
 def matmul(
@@ -59,6 +54,6 @@ def matmul(
         lanes_of(weight.quant_type, weight.n_cols), row_bytes(weight.quant_type, weight.n_cols),
         x.stride(0), out.stride(0),
         TYPE=int(weight.quant_type), SLOTS=SLOTS[weight.quant_type], HAS_BIAS=bias is not None,
-        PRECISION=dot_precision(weight.quant_type), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_W=tile.block_w,
+        PRECISION=weight_precision(weight.quant_type, device), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_W=tile.block_w,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip

@@ -35,6 +35,7 @@ from kernels.gpu.lane_order import LaneOrders
 from kernels.gpu.matmul import matmul
 from kernels.gpu.staging import Staging
 from kernels.gpu.tiling import DECODE_TOKENS, INTERPRETER, Device, lanes_of
+from kernels.grouping import group_by_expert
 from kernels.quant_types import QuantType, row_bytes
 
 _KIND_OF_DTYPE = {torch.float32: "f32", torch.float16: "f16", torch.uint8: "q8_0"}
@@ -258,6 +259,14 @@ class GpuBackend:
         d = torch.empty((h.shape[0], table.hidden_size), dtype=torch.float32, device=h.device)
         self.expert_down(h, table, groups, np.arange(groups.expert_ids.shape[0], dtype=np.int32), d)
         return self.expert_combine(d, groups, weights)
+
+    def experts(
+        self, a: Activations, table: ExpertTable, topk_ids: np.ndarray, topk_weights: np.ndarray
+    ) -> torch.Tensor:
+        groups = group_by_expert(topk_ids)
+        h, _ = self.pair_buffers(topk_ids.size, table.intermediate_size, table.hidden_size)
+        self.expert_gate_up(a, table, groups, np.arange(groups.expert_ids.shape[0], dtype=np.int32), h)
+        return self.expert_down_combine(h, table, groups, topk_weights)
 
     def pair_buffers(
         self, n_pairs: int, intermediate_size: int, hidden_size: int

@@ -17,11 +17,9 @@ from pearl_cli.device.slot_table import DeviceSlotTable
 from pearl_cli.device.streamed_experts import StreamedExperts
 from pearl_cli.device.vram_arena import VramArena
 from pearl_cli.predict.base import NextUse, Predictor
-from pearl_cli.residency.build import ExpertPlaces
-from pearl_cli.residency.cache_model import LayerCache
+from pearl_cli.residency.build import ExpertPlaces, layer_states
 from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.eviction import EvictionPolicy
-from pearl_cli.residency.layer_state import LayerState
 from pearl_cli.residency.prefetch import Prefetcher
 from pearl_cli.residency.slot_plan import SlotPlan
 from pearl_cli.residency.transfer import ReadFunction
@@ -66,13 +64,7 @@ def build_device_controller(
     next_use: NextUse | None = None,
 ) -> ResidencyController:
     """As `pearl_cli.residency.build.build_controller`, with `plan` for the slots of the device."""
-    layers: list[LayerState | None] = []
-    for layer, triples in enumerate(places.places):
-        if not triples:
-            layers.append(None)
-            continue
-        cache = LayerCache(layer, len(triples), plan.capacities[layer], policy)
-        layers.append(LayerState(layer, triples, plan.class_of_layer[layer], cache, shape))
+    layers = layer_states(places, plan, shape, routers, policy)
     host = HostTier(side.calls, side.copies, places.places, host_plan, read, io_threads, notify)
     # Half of the slots that belong to no layer: a long prompt computes these while the others are filled.
     most_at_once = max(1, plan.staging // 2)

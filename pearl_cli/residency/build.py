@@ -98,6 +98,27 @@ def build_controller(
     Allocates the arena and starts the reader threads; `close` ends them.
     """
     arena = make_slots(plan.classes)
+    layers = layer_states(places, plan, shape, routers, policy)
+    pieces = pieces or CopyPieces()
+    queue = TransferQueue(read, io_threads, MERGE_BYTES if pieces.chunk else UNCHUNKED_BYTES, pieces.preempt)
+    prefetcher = None
+    if predictor is not None:
+        prefetcher = Prefetcher(predictor, layers, arena, queue, prefetch_depth, notify=notify)
+    controller = ResidencyController(
+        layers, routers, backend, arena, queue, routing, prefetcher, next_use, pieces.reorder
+    )
+    controller.route_by(routing)
+    return controller
+
+
+def layer_states(
+    places: ExpertPlaces,
+    plan: SlotPlan,
+    shape: tuple[int, int],
+    routers: Sequence[RouterWeights | None],
+    policy: EvictionPolicy,
+) -> list[LayerState | None]:
+    """Where nothing is resident yet; None for a layer without experts."""
     layers: list[LayerState | None] = []
     for layer, triples in enumerate(places.places):
         if not triples:
@@ -109,13 +130,4 @@ def build_controller(
         if router is not None:
             router.complete(state.table)
         layers.append(state)
-    pieces = pieces or CopyPieces()
-    queue = TransferQueue(read, io_threads, MERGE_BYTES if pieces.chunk else UNCHUNKED_BYTES, pieces.preempt)
-    prefetcher = None
-    if predictor is not None:
-        prefetcher = Prefetcher(predictor, layers, arena, queue, prefetch_depth, notify=notify)
-    controller = ResidencyController(
-        layers, routers, backend, arena, queue, routing, prefetcher, next_use, pieces.reorder
-    )
-    controller.route_by(routing)
-    return controller
+    return layers

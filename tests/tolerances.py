@@ -61,3 +61,6 @@ FORECAST_FLOAT32 = 2e-5
 
 PERPLEXITY_RELATIVE = 1e-3
 """Perplexity of a text through pearl and through transformers, both in float32."""
+
+DELTA_RULE_RELATIVE = 2e-6
+"""A state in float32 that tens of tokens have gone over, against float64: a few roundings a token, decaying with it."""

@@ -64,10 +64,13 @@ class CpuBackend:
         self._clock = KernelClock()
         self._pairs: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
 
-    def warmup(self, quant_types: Collection[QuantType], progress: Progress | None = None) -> bool:
-        """Compile what a model with weights of `quant_types` needs, or load it from the cache; returns whether numba
-        had to compile. `progress(what, done, total)` is called before each step."""
-        return warm_up(self, quant_types, progress)
+    def warmup(
+        self, quant_types: Collection[QuantType], progress: Progress | None = None, recurrent: bool = False
+    ) -> bool:
+        """Compile what a model with weights of `quant_types` needs, and with `recurrent` layers where it has them, or
+        load it from the cache; returns whether numba had to compile. `progress(what, done, total)` is called before
+        each step."""
+        return warm_up(self, quant_types, progress, recurrent)
 
     def require_types(self, quant_types: Collection[QuantType]) -> None:
         """Compile the vector-IR functions of these types, for one token and for many."""

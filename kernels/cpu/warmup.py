@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba.core.dispatcher import Dispatcher
 
-from kernels.backend import ExpertTable, RopeTable, RouterSpec, Weight
+from kernels.backend import DeltaRule, ExpertTable, RopeTable, RouterSpec, Weight
 from kernels.grouping import group_by_expert
 from kernels.quant_types import QuantType, row_bytes
 
@@ -34,8 +34,11 @@ def compiled_in_this_process() -> int:
     return sum(sum(d.stats.cache_misses.values()) for d in found.values())
 
 
-def warm_up(backend: CpuBackend, quant_types: Collection[QuantType], progress: Progress | None) -> bool:
-    """Make the kernels for weights of `quant_types` ready; returns whether anything had to be compiled by numba.
+def warm_up(
+    backend: CpuBackend, quant_types: Collection[QuantType], progress: Progress | None, recurrent: bool = False
+) -> bool:
+    """Make the kernels for weights of `quant_types` ready, those of `recurrent` layers too where asked for; returns
+    whether anything had to be compiled by numba.
 
     `progress(what, done, total)` is called before each step and once at the end.
     """
@@ -49,6 +52,8 @@ def warm_up(backend: CpuBackend, quant_types: Collection[QuantType], progress: P
             (f"attention, {rows}", partial(_attention, backend, n)),
             (f"experts, {rows}", partial(_experts, backend, wanted[0], n)),
         ]
+        if recurrent:
+            steps.append((f"recurrent layers, {rows}", partial(_recurrent, backend, n)))
     for done, (what, step) in enumerate(steps):
         if progress is not None:
             progress(what, done, len(steps))
@@ -87,6 +92,18 @@ def _attention(backend: CpuBackend, n_tokens: int) -> None:
     backend.head_norm(q, ones, 1e-5)
     backend.rope_write(q, k, v, rope, 0, cache)
     backend.attention(q, cache, 0, heads, 1.0)
+
+
+def _recurrent(backend: CpuBackend, n_tokens: int) -> None:
+    heads, width = 2, 64
+    constants = np.zeros(heads, np.float32)
+    rule = DeltaRule(heads, heads, width, width, constants, constants, False)
+    rows = np.zeros((n_tokens, 3 * heads * width), np.float32)
+    kernel, state = np.zeros((2, rows.shape[1]), np.float32), np.zeros((1, rows.shape[1]), np.float32)
+    qkv = backend.causal_conv(rows, kernel, state, True)
+    gates = np.zeros((n_tokens, heads), np.float32)
+    out = backend.delta_rule(qkv, gates, gates, rule, np.zeros((heads, width, width), np.float32))
+    backend.sigmoid_gate(backend.gated_norm(out, rows[:, : heads * width], np.ones(width, np.float32), 1e-6), out)
 
 
 def _experts(backend: CpuBackend, quant_type: QuantType, n_tokens: int) -> None:

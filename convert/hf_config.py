@@ -19,6 +19,8 @@ from models.errors import CheckpointError, UnsupportedArchitecture, UnsupportedE
 ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek2",
     "DeepseekV3ForCausalLM": "deepseek2",
+    "Gemma4ForCausalLM": "gemma4",
+    "Gemma4ForConditionalGeneration": "gemma4",
     "Glm4MoeForCausalLM": "glm4moe",
     "GptOssForCausalLM": "gpt-oss",
     "GraniteMoeForCausalLM": "granitemoe",
@@ -33,9 +35,9 @@ ARCHITECTURES = {
     "Qwen3_5MoeForConditionalGeneration": "qwen35moe",
 }
 _PARTLY_ROTATED = ("glm4moe", "qwen35moe", "qwen3next")
-_WINDOWED = ("gpt-oss", "llama")  # architectures whose sliding window is kept
+_WINDOWED = ("gemma4", "gpt-oss", "llama")  # architectures whose sliding window is kept
 _DEFAULT_THETA = {"gpt-oss": 1.5e5, "lfm2moe": 1e6, "llama": 1e6}  # transformers' own; the others' is 1e4
-_SMALL_EPS = ("deepseek2", "granitemoe", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next")
+_SMALL_EPS = ("deepseek2", "gemma4", "granitemoe", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next")
 _DEFAULT_EPS = dict.fromkeys(_SMALL_EPS, 1e-6)  # the others' is 1e-5
 
 
@@ -62,7 +64,7 @@ class HfConfig(HfValues):
             "intermediate_size": width,
             "moe_intermediate_size": width,
             "num_experts": self.integer("num_experts", "num_local_experts", "n_routed_experts"),
-            "num_experts_per_tok": self.integer("num_experts_per_tok"),
+            "num_experts_per_tok": self.integer("num_experts_per_tok", "top_k_experts"),
             "vocab_size": self.integer("vocab_size"),
             "context_length": self.integer("max_position_embeddings"),
             "rope_theta": theta,
@@ -70,7 +72,7 @@ class HfConfig(HfValues):
             "rope_scaling": read_rope_scaling(self, self.architecture, self._n_rot, theta),
             **architecture_fields(self, self.architecture, self.model_class),
         }
-        if "latent" not in fields:
+        if "num_kv_heads" not in fields:
             fields["num_kv_heads"] = self.integer("num_key_value_heads", default=heads)
             fields["head_dim"] = self.integer("head_dim") if self.values.get("head_dim") else hidden // heads
         return ModelDims(architecture=self.architecture, **fields)
@@ -91,6 +93,8 @@ class HfConfig(HfValues):
         return names[0], ARCHITECTURES[names[0]]
 
     def _rope_theta(self) -> float:
+        if self.architecture == "gemma4":  # one for each kind of layers, see hf_gemma4
+            return 0.0
         theta = self.rope().get("rope_theta", self.values.get("rope_theta"))
         if theta is None:
             return self.default("rope_theta", _DEFAULT_THETA.get(self.architecture, 1e4))

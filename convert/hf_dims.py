@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from convert.hf_gemma4 import gemma4_fields
 from convert.hf_values import HfValues
 from convert.model_metadata import SIGMOID, SOFTMAX, ConstantFactors, LatentDims
 from models.config_recurrent import DeltaNetConfig
@@ -225,6 +226,7 @@ def _norm(config: HfValues, default: bool) -> bool:
 
 
 _FIELDS: dict[str, Callable[[HfValues], Fields]] = {
+    "gemma4": gemma4_fields,
     "glm4moe": _glm4,
     "gpt-oss": _gpt_oss,
     "granitemoe": _granite,

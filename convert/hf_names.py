@@ -80,15 +80,30 @@ _KEY_HEAD_GROUPS = "linear_attn.in_proj_qkvz.weight"
 SEVERAL_TOKENS = "predict several tokens at once and are not computed"
 _LEFT_BEHIND = (
     (re.compile(r"^(?:model\.)*mtp\."), SEVERAL_TOKENS),
-    (re.compile(r"^(?:model\.)*(?:visual|vision_tower)\."), "see pictures, and pearl reads text"),
+    (
+        re.compile(r"^(?:model\.)*(?:visual|vision_tower|embed_vision|audio_tower|embed_audio)\."),
+        "see pictures or hear, and pearl reads text",
+    ),
 )
 # What single architectures call otherwise than the rest: the norm before the feed-forward is the one behind attention.
 _OWN = {
     architecture: {"post_attention_layernorm.weight": "post_attention_norm.weight"}
     for architecture in ("glm4moe", "gpt-oss", "qwen35moe", "qwen3next")
 }
+_OWN["gemma4"] = {
+    "post_attention_layernorm.weight": "post_attention_norm.weight",
+    "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+    "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+    "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+    "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+    "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
+    "router.proj.weight": "ffn_gate_inp.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "layer_scalar": "layer_output_scale.weight",
+}
 _LINEAR = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
-_BLOCK = r"^(?:mlp|block_sparse_moe|feed_forward)\."
+_BLOCK = r"^(?:(?:mlp|block_sparse_moe|feed_forward)\.)?"
 _ONE_EXPERT = re.compile(_BLOCK + r"experts\.(\d+)\.(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight$")
 _STACK = re.compile(_BLOCK + r"(?:experts|switch_mlp)\.(gate_proj|up_proj|down_proj)(?:\.weight)?$")
 _FUSED = re.compile(_BLOCK + r"(?:experts\.gate_up_proj(?:\.weight)?|input_linear\.weight)$")

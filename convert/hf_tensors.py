@@ -186,7 +186,8 @@ class HfTensors:
             self._check_shape(stored, (shape[0], 1, shape[1]) if is_short or self._shifted_norms else (*shape, 1))
             stored = dataclasses.replace(stored, shape=shape)
         # A gate of one row is stored as [1, width], a GGUF keeps it as a vector.
-        self._check_shape(stored, (1, *shape) if stored.shape[:1] == (1,) and len(shape) == 1 else shape)
+        is_row = len(stored.shape) == 2 and stored.shape[0] == 1 and len(shape) == 1
+        self._check_shape(stored, (1, *shape) if is_row else shape)
         rows = self._rows(stored, math.prod(shape[:-1]), shape[-1])
         if self.dims.architecture in _PERMUTED and place.name.endswith((".attn_q.weight", ".attn_k.weight")):
             rows = RopePermuted(rows, self.dims.head_dim)

@@ -35,6 +35,15 @@ class ConstantFactors:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowHeads:
+    """Attention in the layers with a sliding window, where it has another shape than in the others (Gemma 4)."""
+
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float
+
+
+@dataclass(frozen=True, slots=True)
 class RopeScaling:
     """`kind` "linear", "yarn", or one that a file keeps as `tensors`, by name, and no keys. `attention_factor`: beside
     YaRN's own. `log_multiplier`: 0.1 * mscale_all_dim, of latent attention only.
@@ -87,6 +96,9 @@ class ModelDims:
     expert_biases: bool = False  # on the router and on all experts
     sliding_window: int | None = None
     window_layers: tuple[bool, ...] | None = None  # which layers have it, None: as the architecture has it
+    window_heads: WindowHeads | None = None  # head_dim and num_kv_heads are then those of the other layers
+    shares_values: bool = False  # layers without a window have no attn_v: their keys are their values
+    logit_softcap: float | None = None
     swiglu_limit: float | None = None
     conv_kernel: int | None = None  # tokens that a short convolution spans
     conv_layers: tuple[bool, ...] = ()  # which layers have one in attention's place
@@ -107,7 +119,9 @@ class ModelDims:
 
 
 # The others' experts are as wide as a dense layer.
-_EXPERT_WIDTH_KEY = ("qwen2moe", "qwen3moe", "deepseek2", "glm4moe", "gpt-oss", "lfm2moe", "qwen35moe", "qwen3next")
+_EXPERT_WIDTH_KEY = (
+    "deepseek2", "gemma4", "glm4moe", "gpt-oss", "lfm2moe", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next",
+)  # fmt: skip
 
 
 def add_model_keys(metadata: Metadata, dims: ModelDims) -> None:
@@ -133,6 +147,8 @@ def add_model_keys(metadata: Metadata, dims: ModelDims) -> None:
         metadata.u32(f"{arch}.attention.sliding_window", dims.sliding_window)
     if dims.window_layers is not None:
         metadata.array(f"{arch}.attention.sliding_window_pattern", np.array(dims.window_layers))
+    if dims.logit_softcap is not None:
+        metadata.f32(f"{arch}.final_logit_softcapping", dims.logit_softcap)
     if dims.factors is not None:
         metadata.f32(f"{arch}.attention.scale", dims.factors.attention)
         metadata.f32(f"{arch}.embedding_scale", dims.factors.embedding)
@@ -162,11 +178,26 @@ def _add_delta_net_keys(metadata: Metadata, arch: str, net: DeltaNetConfig) -> N
 def _add_kv_heads(metadata: Metadata, dims: ModelDims) -> None:
     """One number, or one a layer where some have a short convolution in attention's place."""
     key = f"{dims.architecture}.attention.head_count_kv"
+    if dims.window_heads is not None:
+        _add_window_heads(metadata, dims, dims.window_heads)
+        return
     if dims.conv_kernel is None:
         metadata.u32(key, dims.num_kv_heads)
         return
     metadata.array(key, np.array([0 if conv else dims.num_kv_heads for conv in dims.conv_layers], np.int32))
     metadata.u32(f"{dims.architecture}.shortconv.l_cache", dims.conv_kernel)
+
+
+def _add_window_heads(metadata: Metadata, dims: ModelDims, own: WindowHeads) -> None:
+    arch, windows = dims.architecture, dims.window_layers or ()
+    kv_heads = [own.num_kv_heads if window else dims.num_kv_heads for window in windows]
+    metadata.array(f"{arch}.attention.head_count_kv", np.array(kv_heads, np.int32))
+    metadata.u32(f"{arch}.attention.key_length_swa", own.head_dim)
+    metadata.u32(f"{arch}.attention.value_length_swa", own.head_dim)
+    metadata.u32(f"{arch}.rope.dimension_count_swa", own.head_dim)
+    metadata.f32(f"{arch}.rope.freq_base_swa", own.rope_theta)
+    metadata.u32(f"{arch}.attention.shared_kv_layers", 0)
+    metadata.u32(f"{arch}.embedding_length_per_layer_input", 0)
 
 
 def _add_latent_keys(metadata: Metadata, arch: str, latent: LatentDims) -> None:

@@ -130,7 +130,11 @@ def _tensors(shape: Shape, stacked: bool) -> Iterator[tuple[str, tuple[int, ...]
 
 def _jobs(tensor: OutputTensor, *, sizes: Shape, seed: int) -> list[Job]:
     """The jobs that make `tensor`; a stacked tensor is the same per-expert tensors one after another."""
-    if "norm" in tensor.name:
+    scaling = sizes.dims.rope_scaling
+    if scaling is not None and tensor.name in scaling.tensors:
+        values = scaling.tensors[tensor.name]
+        return [lambda: np.array(values, dtype=np.float32).view(np.uint8)]
+    if "norm" in tensor.name or "scale" in tensor.name:
         return [lambda: np.ones(tensor.shape[0], dtype=np.float32).view(np.uint8)]
     if tensor.name.endswith("_exps.weight"):
         stem = tensor.name.removesuffix("_exps.weight")

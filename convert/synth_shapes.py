@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from convert.model_metadata import SIGMOID, SOFTMAX, ConstantFactors, LatentDims, ModelDims, RopeScaling
+from convert.model_metadata import SIGMOID, SOFTMAX, ConstantFactors, LatentDims, ModelDims, RopeScaling, WindowHeads
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,19 @@ SHAPES = {
             attention_bias=True, n_rot=64, shared_experts=1, leading_dense=1, router_scale=1.0, gating=SIGMOID,
         ),
         "glm4",
+    ),
+    "gemma-4-26b-a4b": Shape(
+        ModelDims(
+            architecture="gemma4", hidden_size=2816, num_layers=30, num_heads=16, num_kv_heads=2, head_dim=512,
+            intermediate_size=2112, moe_intermediate_size=704, num_experts=128, num_experts_per_tok=8,
+            vocab_size=262144, context_length=262144, rope_theta=1e6, rms_norm_eps=1e-6, qk_norm="head",
+            rope_scaling=RopeScaling("proportional", 1.0, tensors={"rope_freqs.weight": (1.0,) * 64 + (1e30,) * 192}),
+            sliding_window=1024, window_layers=tuple((layer + 1) % 6 != 0 for layer in range(30)),
+            window_heads=WindowHeads(num_kv_heads=8, head_dim=256, rope_theta=1e4), shares_values=True,
+            logit_softcap=30.0,
+        ),
+        "spm",
+        tied=True,
     ),
     "gpt-oss-20b": Shape(_gpt_oss(24, 32), "gpt-4o"),
     "gpt-oss-120b": Shape(_gpt_oss(36, 128), "gpt-4o"),

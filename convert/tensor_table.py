@@ -6,11 +6,16 @@ Shapes are in numpy order (rows first); the order of the entries is the order in
 
 from __future__ import annotations
 
-from convert.model_metadata import LatentDims, ModelDims
+from dataclasses import replace
+
+from convert.model_metadata import LatentDims, ModelDims, WindowHeads
 from models.config_recurrent import DeltaNetConfig
 
 Shapes = dict[str, tuple[int, ...]]
 _NORM_BEHIND_ATTENTION = ("glm4moe", "gpt-oss", "qwen35moe", "qwen3next")  # what others call ffn_norm
+_GEMMA4_NORMS = (
+    "post_attention_norm", "ffn_norm", "post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2", "post_ffw_norm",
+)  # fmt: skip
 _SHARED_EXPERT_GATE = ("qwen2moe", "qwen35moe", "qwen3next")
 
 
@@ -25,6 +30,8 @@ def outer_shapes(dims: ModelDims) -> Shapes:
 
 def layer_shapes(dims: ModelDims, layer: int) -> Shapes:
     """Every tensor of `layer` but its routed experts, without the leading `blk.N.`; each is required."""
+    if dims.window_heads is not None:
+        return _gemma4_layer(dims, dims.window_heads, layer)
     hidden = dims.hidden_size
     norm = "post_attention_norm" if dims.architecture in _NORM_BEHIND_ATTENTION else "ffn_norm"
     net = dims.delta_net
@@ -112,6 +119,26 @@ def _latent_attention(dims: ModelDims, latent: LatentDims) -> Shapes:
         "attn_k_b.weight": (heads, latent.kv_lora_rank, latent.nope_dim),
         "attn_v_b.weight": (heads, latent.value_dim, latent.kv_lora_rank),
         "attn_output.weight": (hidden, heads * latent.value_dim),
+    }
+
+
+def _gemma4_layer(dims: ModelDims, own: WindowHeads, layer: int) -> Shapes:
+    hidden, window = dims.hidden_size, dims.window_layers is not None and dims.window_layers[layer]
+    if window:
+        dims = replace(dims, head_dim=own.head_dim, num_kv_heads=own.num_kv_heads)
+    attention = _attention(dims)
+    if dims.shares_values and not window:
+        del attention["attn_v.weight"]
+    norms: Shapes = {f"{name}.weight": (hidden,) for name in _GEMMA4_NORMS}
+    return {
+        "attn_norm.weight": (hidden,),
+        **attention,
+        **norms,
+        **_gated("ffn_{}.weight", hidden, dims.intermediate_size),
+        "ffn_gate_inp.weight": (dims.num_experts, hidden),
+        "ffn_gate_inp.scale": (hidden,),
+        "ffn_down_exps.scale": (dims.num_experts,),
+        "layer_output_scale.weight": (1,),
     }
 
 

@@ -48,6 +48,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3moe_yarn": ("qwen3moe", {"rope_parameters": YARN}),
     "llama": ("llama", {}),
     "qwen3moe_yarn_factor": ("qwen3moe", {"rope_parameters": {**YARN, "attention_factor": 1.3}}),
+    "gemma4": ("gemma4", {}),
+    "gemma4_own_values": ("gemma4", {"attention_k_eq_v": False, "final_logit_softcapping": None}),
     "lfm2moe": ("lfm2moe", {}),
     "lfm2moe_dense_first": (
         "lfm2moe",

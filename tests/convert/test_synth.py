@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
-from convert.model_metadata import SIGMOID, ConstantFactors, LatentDims, ModelDims
+from convert.model_metadata import SIGMOID, ConstantFactors, LatentDims, ModelDims, RopeScaling, WindowHeads
 from convert.random_blocks import SUPPORTED, random_rows
 from convert.synth import synthesize
 from convert.synth_shapes import SHAPES, Shape
@@ -45,10 +45,15 @@ TINY_SHAPES = [
     tiny("qwen2moe", attention_bias=True, shared_intermediate_size=512),
     tiny("deepseek2", latent=LATENT, shared_experts=1, leading_dense=1, gating=SIGMOID, num_kv_heads=1, head_dim=96),
     tiny("glm4moe", attention_bias=True, n_rot=32, shared_experts=1, leading_dense=1, gating=SIGMOID),
+    tiny(
+        "gemma4", "spm", tied=True, vocab_size=700, qk_norm="head", shares_values=True, logit_softcap=30.0,
+        rope_scaling=RopeScaling("proportional", 1.0, tensors={"rope_freqs.weight": (1.0,) * 8 + (1e30,) * 24}),
+        sliding_window=16, window_layers=(True, False), window_heads=WindowHeads(1, 32, 1e4),
+    ),
     tiny("gpt-oss", attention_bias=True, output_bias=True, sinks=True, expert_biases=True, sliding_window=16),
     tiny("lfm2moe", tied=True, qk_norm="head", leading_dense=1, gating=SIGMOID, conv_kernel=3, conv_layers=(True, 0)),
     tiny("granitemoe", "refact", tied=True, factors=ConstantFactors(0.1, 6.0, 0.4, 3.0)),
-]
+]  # fmt: skip
 by_architecture = pytest.mark.parametrize("shape", TINY_SHAPES, ids=lambda s: s.dims.architecture)
 
 

@@ -25,7 +25,7 @@ from models.loader import load_model, non_expert_bytes
 from pearl_cli.cache_dir import cache_dir
 from pearl_cli.device.choose_gpu import check_device_flags, choose_gpu
 from pearl_cli.device.kernel_timing import KernelTiming, NoKernelTiming
-from pearl_cli.device.open_device import DevicePlan, fill_host, open_on_device, plan_device
+from pearl_cli.device.open_device import DevicePlan, fill_host, open_on_device, plan_device, record_on_device
 from pearl_cli.engine import Engine
 from pearl_cli.host_memory import available_bytes, peak_rss_bytes, rss_bytes
 from pearl_cli.memory_plan import (
@@ -49,7 +49,6 @@ from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.eviction import EvictionPolicy, make_policy
 from pearl_cli.residency.in_place import InPlaceSlots
 from pearl_cli.residency.open_reader import ChunkReader, open_reader
-from pearl_cli.residency.transfer import ReadFunction
 from pearl_cli.residency.uneven_split import Split
 from pearl_cli.residency.usage_profile import UsageProfile, profile_places
 from pearl_cli.resolve_routing import resolve_routing
@@ -189,7 +188,7 @@ def prepare(
         return Groundwork(
             config, threads, gpu.backend, NoKernelTiming(), places, forecasting, depth, usage, on_device.vram, on_device
         )
-    cpu = _make_backend(threads, gguf, progress)
+    cpu = _make_backend(threads, gguf, config, progress)
     plan = plan_run(gguf, config, places, options, default_budget, prefetch_slots, threads, split)
     return Groundwork(config, threads, cpu, cpu, places, forecasting, depth, usage, plan)
 
@@ -209,6 +208,7 @@ def _open(
     warn_of_plan(plan, config, notify)
     fill_store(gguf, wanted_by(config), ground.threads, progress)
     loaded = load_model(gguf, backend)
+    record_on_device(loaded, ground.on_device)
     cache = loaded.new_cache(plan.needs.context, options.cache_type_k, options.cache_type_v)
     evict, seed = forecasting.evict, max(options.seed, 0)
     next_use = forecasting.next_use(config)
@@ -225,7 +225,7 @@ def _open(
         cost = places.reload_cost(config.router.num_experts)
         counts = profile.counts if profile is not None else None
         policy = make_policy(evict, ground.usage.use_counts() if ground.usage is not None else counts, seed, cost)
-        parts = (loaded.routers, policy, routing, reader.read, options.io_threads or DEFAULT_IO_THREADS)
+        parts = (loaded.routers, policy, routing, reader, options.io_threads or DEFAULT_IO_THREADS)
         controller, plan = _build(ground, gguf, options, parts, predictor, next_use, notify)
     except BaseException:
         reader.close()
@@ -253,7 +253,7 @@ def _build(
     ground: Groundwork,
     gguf: GGUFModel,
     options: RunOptions,
-    parts: tuple[Sequence[RouterWeights | None], EvictionPolicy, RoutingPolicy, ReadFunction, int],
+    parts: tuple[Sequence[RouterWeights | None], EvictionPolicy, RoutingPolicy, ChunkReader, int],
     predictor: Predictor | None,
     next_use: NextUse | None,
     notify: Callable[[str], None] | None,
@@ -261,17 +261,17 @@ def _build(
     """The controller where the run computes, and the plan as it came out. parts: routers, eviction policy, routing, the
     reader and its threads.
     """
-    routers, policy, routing, read, io_threads = parts
+    routers, policy, routing, reader, io_threads = parts
     config, places, plan, depth = ground.config, ground.places, ground.plan, ground.fetch_depth
     if ground.on_device is not None:
         return open_on_device(
-            ground.on_device, config, places, routers, policy, routing, read, io_threads, predictor, depth, next_use,
-            notify,
+            ground.on_device, config, places, routers, policy, routing, reader.read, io_threads, predictor, depth,
+            next_use, notify,
         )  # fmt: skip
     controller = build_controller(
         places, plan.slots, (config.hidden_size, config.moe_intermediate_size), routers, ground.backend, policy,
-        routing, read, io_threads, _slots_for(gguf, plan), predictor, depth, notify, next_use,
-        CopyPieces.without(options.switched_off),
+        routing, reader.read, io_threads, _slots_for(gguf, plan), predictor, depth, notify, next_use,
+        CopyPieces.without(options.switched_off), reader.read_scattered,
     )  # fmt: skip
     return controller, plan
 
@@ -306,11 +306,11 @@ def choose_threads(asked: int, notify: Callable[[str], None] | None) -> int:
     return min(asked, cores) if asked else cores
 
 
-def _make_backend(threads: int, gguf: GGUFModel, progress: Progress | None) -> CpuBackend:
+def _make_backend(threads: int, gguf: GGUFModel, config: ModelConfig, progress: Progress | None) -> CpuBackend:
     backend = CpuBackend(threads)
     types = {info.quant_type for info in gguf.tensors.values()}
     told = (lambda name, done, total: progress("compile", done, total)) if progress is not None else None
-    backend.warmup(types, told)
+    backend.warmup(types, told, recurrent=config.state_bytes > 0)
     return backend
 
 

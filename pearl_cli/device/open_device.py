@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kernels.gpu.device_calls import DeviceMemoryError
 from models.config import ModelConfig
@@ -13,8 +13,10 @@ from models.expert_provider import RouterWeights
 from models.gguf import GGUFModel
 from models.kv_cache import KVCache
 from models.loader import non_expert_bytes
+from models.model import Model
 from pearl_cli.device.build import DeviceSide, build_device_controller
 from pearl_cli.device.copy_queue import CopyQueue
+from pearl_cli.device.graphed_block import RecordingBackend, record_decoding
 from pearl_cli.device.host_tier import HostPlan
 from pearl_cli.device.vram_plan import VramNeeds, plan_host, plan_vram, smaller
 from pearl_cli.host_memory import available_bytes, rss_bytes
@@ -105,6 +107,12 @@ def open_on_device(
         predictor, prefetch_depth, notify, next_use,
     )  # fmt: skip
     return controller, vram
+
+
+def record_on_device(model: Model, plan: DevicePlan | None) -> None:
+    """Let the layers of `model` that can be recorded be so; nothing without a GPU."""
+    if plan is not None:
+        record_decoding(model, plan.gpu.calls, cast(RecordingBackend, plan.gpu.backend))
 
 
 def fill_host(

@@ -6,6 +6,7 @@ default and leaves a note. What only one architecture has is read in `hf_dims`.
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,9 @@ class HfConfig(HfValues):
         if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
             raise CheckpointError(f"{self.path}: 'architectures' does not name one model class")
         if names[0] not in ARCHITECTURES:
-            raise UnsupportedArchitecture(names[0], ARCHITECTURES, str(self.path))
+            near = difflib.get_close_matches(names[0], ARCHITECTURES, 1, 0.5)
+            hint = f"nearest relative: {near[0]}" if near else ""
+            raise UnsupportedArchitecture(names[0], ARCHITECTURES, str(self.path), hint)
         return names[0], ARCHITECTURES[names[0]]
 
     def _rope_theta(self) -> float:

@@ -92,6 +92,11 @@ class ModelConfig:
         """What each layer keeps of a sequence."""
         return tuple(self.memory_of(layer) for layer in range(self.num_layers))
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent states of all layers, 0 where there are none."""
+        return sum(memory.state_bytes for memory in self.layer_memory)
+
     def window_of(self, layer: int) -> int:
         """Positions that attention sees in `layer`, 0: all."""
         has_window = self.window_layers is None or self.window_layers[layer]

@@ -46,12 +46,16 @@ class LayerMemory:
             return 0
         return self.num_kv_heads * (_row_bytes(k_dtype, self.head_dim) + _row_bytes(v_dtype, self.value_dim))
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one copy of the state."""
+        return 4 * sum(math.prod(shape) for shape in self.state)
+
     def n_bytes(self, capacity: int, k_dtype: str, v_dtype: str) -> int:
         """Bytes of all that the layer keeps, a state twice: as it is and as it was at an earlier position. Raises
         UsageError as `bytes_per_position`.
         """
-        state_bytes = 2 * 4 * sum(math.prod(shape) for shape in self.state)
-        return self.slots(capacity) * self.bytes_per_position(k_dtype, v_dtype) + state_bytes
+        return self.slots(capacity) * self.bytes_per_position(k_dtype, v_dtype) + 2 * self.state_bytes
 
 
 def _row_bytes(dtype: str, width: int) -> int:

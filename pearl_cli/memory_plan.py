@@ -83,7 +83,11 @@ def workspace_bytes(config: ModelConfig, chunk_tokens: int) -> int:
     """
     router: RouterSpec = config.router
     attention_width = config.num_heads * config.head_dim + config.num_kv_heads * (config.head_dim + config.value_dim)
-    row = 4 * (8 * config.hidden_size + 3 * attention_width + 2 * router.num_experts + 3 * config.intermediate_size)
+    mixer_width, net = 3 * attention_width, config.delta_net
+    if net is not None:  # a gate beside attention's rows, or what the delta net's ops hand on
+        gated = mixer_width + 2 * config.num_heads * config.head_dim
+        mixer_width = max(gated, 2 * net.conv_width + 4 * net.value_width)
+    row = 4 * (8 * config.hidden_size + mixer_width + 2 * router.num_experts + 3 * config.intermediate_size)
     pair = 6 * config.moe_intermediate_size + 4 * config.hidden_size
     per_token = row + router.num_experts_per_tok * pair
     return chunk_tokens * per_token * 5 // 4 + 4 * 4 * config.vocab_size + 8 * MIB

@@ -80,6 +80,7 @@ def _as_json(gguf: GGUFModel, report: ModelReport, verbose: bool, checked: int |
         "hidden_size": config.hidden_size if config else None,
         "context_length": config.context_length if config else None,
         "kv_bytes_per_token": report.kv_bytes_per_token,
+        "state_bytes": config.state_bytes if config else None,
         "experts": asdict(report.experts) if report.experts else None,
         "floor_bytes": report.floor_bytes,
         "tokenizer": report.tokenizer,
@@ -129,6 +130,9 @@ def _facts(report: ModelReport, checked: int | None) -> Iterator[tuple[str, str]
         kv = size_text(report.kv_bytes_per_token)
         yield "layers", f"{config.num_layers}, hidden size {config.hidden_size}"
         yield "context", f"{config.context_length} tokens, KV cache {kv} a token (f16)"
+        if config.state_bytes:
+            states = sum(bool(memory.state) for memory in config.layer_memory)
+            yield "", f"{states} layers keep a state instead, {size_text(config.state_bytes)} in all at any length"
     if experts:
         count = (
             f"{experts.num_experts} in each of {experts.num_moe_layers} layers, {experts.num_experts_per_tok} a token"

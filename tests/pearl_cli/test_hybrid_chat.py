@@ -5,6 +5,7 @@ meet, and what must be computed again is said.
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,3 +154,18 @@ def test_the_chat_goes_back_to_the_turns_end_and_says_what_it_repeats(
     system = len("[system]") + 40 + 1 + len("[user]")  # "<|end|>" is one token, the others a byte each
     assert err.count("tokens of the conversation were computed again") == 1
     assert f"{system} tokens of the conversation were computed again" in err
+
+
+def test_info_shows_the_state_and_plan_counts_it(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = 3 * 4 * ((4 - 1) * (2 * 2 * 16 + 4 * 16) + 4 * 16 * 16)
+    assert main(["info", str(path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["supported"], report["state_bytes"]) == (True, state)
+    assert main(["info", str(path)]) == 0
+    assert "3 layers keep a state instead" in capsys.readouterr().out
+    plans = []
+    for context in ("64", "128"):
+        assert main(["plan", str(path), "-c", context, "--json"]) == 0
+        plans.append(json.loads(capsys.readouterr().out)["kv_bytes"])
+    growth = (plans[1] - plans[0]) // 64
+    assert plans[0] - 64 * growth == 2 * state, "the state as it is, and as it was where the turns meet"

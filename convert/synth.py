@@ -85,7 +85,22 @@ def _with_layers(shape: Shape, num_layers: int) -> Shape:
     fewest = 1 + (shape.dims.leading_dense or 0)
     if num_layers < fewest:
         raise UsageError(f"--layers {num_layers}: this model has at least {fewest}, so that one has experts")
-    return dataclasses.replace(shape, dims=dataclasses.replace(shape.dims, num_layers=num_layers))
+    dims, net = shape.dims, shape.dims.delta_net
+    return dataclasses.replace(
+        shape,
+        dims=dataclasses.replace(
+            dims,
+            num_layers=num_layers,
+            window_layers=_resized(dims.window_layers, num_layers) if dims.window_layers is not None else None,
+            conv_layers=_resized(dims.conv_layers, num_layers),
+            delta_net=dataclasses.replace(net, layers=_resized(net.layers, num_layers)) if net is not None else None,
+        ),
+    )
+
+
+def _resized(layers: tuple[bool, ...], n: int) -> tuple[bool, ...]:
+    """Which of `n` layers are of a kind: as in the whole model, and the same pattern again beyond it."""
+    return tuple(layers[i % len(layers)] for i in range(n)) if layers else layers
 
 
 def _refuse_types(types: set[QuantType], quant: str) -> None:
@@ -134,6 +149,8 @@ def _jobs(tensor: OutputTensor, *, sizes: Shape, seed: int) -> list[Job]:
     if scaling is not None and tensor.name in scaling.tensors:
         values = scaling.tensors[tensor.name]
         return [lambda: np.array(values, dtype=np.float32).view(np.uint8)]
+    if tensor.name.endswith(".ssm_a"):  # heads that hardly forget, and heads that forget at once
+        return [lambda: -np.geomspace(0.05, 8.0, tensor.shape[0], dtype=np.float32).view(np.uint8)]
     if "norm" in tensor.name or "scale" in tensor.name:
         return [lambda: np.ones(tensor.shape[0], dtype=np.float32).view(np.uint8)]
     if tensor.name.endswith("_exps.weight"):

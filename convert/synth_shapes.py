@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convert.model_metadata import SIGMOID, SOFTMAX, ConstantFactors, LatentDims, ModelDims, RopeScaling, WindowHeads
+from models.config_recurrent import DeltaNetConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,14 @@ def _gpt_oss(num_layers: int, num_experts: int) -> ModelDims:
         vocab_size=201088, context_length=131072, rope_theta=1.5e5, rms_norm_eps=1e-5, attention_bias=True,
         rope_scaling=RopeScaling("yarn", 32.0, 4096, beta_fast=32.0, beta_slow=1.0), output_bias=True, sinks=True,
         expert_biases=True, sliding_window=128, swiglu_limit=7.0,
+    )  # fmt: skip
+
+
+def _delta_net(num_layers: int) -> DeltaNetConfig:
+    """Qwen's: attention in every fourth layer."""
+    return DeltaNetConfig(
+        layers=tuple((layer + 1) % 4 != 0 for layer in range(num_layers)), conv_kernel=4, num_key_heads=16,
+        num_heads=32, key_dim=128, value_dim=128,
     )  # fmt: skip
 
 
@@ -145,6 +154,24 @@ SHAPES = {
         ),
         "lfm2",
         tied=True,
+    ),
+    "qwen3-next-80b-a3b": Shape(
+        ModelDims(
+            architecture="qwen3next", hidden_size=2048, num_layers=48, num_heads=16, num_kv_heads=2, head_dim=256,
+            intermediate_size=5120, moe_intermediate_size=512, num_experts=512, num_experts_per_tok=10,
+            vocab_size=151936, context_length=262144, rope_theta=1e7, rms_norm_eps=1e-6, norm_topk_prob=True,
+            qk_norm="head", n_rot=64, shared_intermediate_size=512, delta_net=_delta_net(48),
+        ),
+        "qwen2",
+    ),
+    "qwen3.6-35b-a3b": Shape(
+        ModelDims(
+            architecture="qwen35moe", hidden_size=2048, num_layers=40, num_heads=16, num_kv_heads=2, head_dim=256,
+            intermediate_size=0, moe_intermediate_size=512, num_experts=256, num_experts_per_tok=8,
+            vocab_size=248320, context_length=262144, rope_theta=1e7, rms_norm_eps=1e-6, qk_norm="head", n_rot=64,
+            shared_intermediate_size=512, delta_net=_delta_net(40), rope_sections=(11, 11, 10, 0),
+        ),
+        "qwen35",
     ),
     "granite-3.1-3b-a800m": Shape(
         ModelDims(

@@ -26,17 +26,19 @@ def byte_alphabet() -> list[str]:
 
 
 def add_byte_level_vocab(metadata: Metadata, vocab_size: int, pre_tokenizer: str) -> None:
-    """A byte-level BPE vocabulary: bytes, merged pairs, merged triples, and one control token that ends the text."""
+    """A byte-level BPE vocabulary: bytes, merged pairs, triples and runs of four, and one control token that ends the
+    text.
+    """
     space = byte_alphabet()[ord(" ")]
     pairs = [(a, b) for a, b in itertools.product([space, *_LETTERS], _LETTERS)]
     triples = ((a + b, c) for (a, b) in pairs for c in _LETTERS)
+    fours = ((a + b + c, d) for (a, b) in pairs for c in _LETTERS for d in _LETTERS)
     tokens = byte_alphabet()
-    merges = list(itertools.islice(itertools.chain(pairs, triples), vocab_size - len(tokens) - 1))
+    merges = list(itertools.islice(itertools.chain(pairs, triples, fours), vocab_size - len(tokens) - 1))
     tokens += [a + b for a, b in merges]
     if len(tokens) != vocab_size - 1:
-        raise ValueError(
-            f"no made-up vocabulary of {vocab_size} tokens: sizes from 257 to {257 + 63 * 62 * 63} can be made"
-        )
+        most = 257 + 63 * 62 * (1 + 62 + 62**2)
+        raise ValueError(f"no made-up vocabulary of {vocab_size} tokens: sizes from 257 to {most} can be made")
     types = np.full(vocab_size, _NORMAL, dtype=np.int32)
     types[-1] = _CONTROL
     metadata.string("tokenizer.ggml.model", "gpt2")

@@ -11,11 +11,12 @@ from gguf.quants import dequantize
 
 from convert.model_metadata import SIGMOID, ConstantFactors, LatentDims, ModelDims, RopeScaling, WindowHeads
 from convert.random_blocks import SUPPORTED, random_rows
-from convert.synth import synthesize
+from convert.synth import _with_layers, synthesize
 from convert.synth_shapes import SHAPES, Shape
 from kernels.quant_types import QuantType, row_bytes
 from kernels.reference.backend import ReferenceBackend
 from models.config import ModelConfig
+from models.config_recurrent import DeltaNetConfig
 from models.errors import UnsupportedQuantType, UsageError
 from models.expert_store import ExpertStore
 from models.gguf import GGUFModel
@@ -31,6 +32,8 @@ SIZES: dict[str, Any] = {
     "context_length": 128, "rope_theta": 1e4, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 LATENT = LatentDims(q_lora_rank=64, kv_lora_rank=64, nope_dim=32, rope_dim=32, value_dim=64)
+
+DELTA_NET = DeltaNetConfig((True, False), conv_kernel=3, num_key_heads=2, num_heads=4, key_dim=64, value_dim=64)
 
 
 def tiny(architecture: str, pre_tokenizer: str = "qwen2", tied: bool = False, **changes: Any) -> Shape:
@@ -52,6 +55,11 @@ TINY_SHAPES = [
     ),
     tiny("gpt-oss", attention_bias=True, output_bias=True, sinks=True, expert_biases=True, sliding_window=16),
     tiny("lfm2moe", tied=True, qk_norm="head", leading_dense=1, gating=SIGMOID, conv_kernel=3, conv_layers=(True, 0)),
+    tiny("qwen3next", qk_norm="head", n_rot=16, shared_intermediate_size=512, delta_net=DELTA_NET),
+    tiny(
+        "qwen35moe", "qwen35", qk_norm="head", n_rot=16, shared_intermediate_size=512, delta_net=DELTA_NET,
+        intermediate_size=0, rope_sections=(3, 3, 2, 0),
+    ),
     tiny("granitemoe", "refact", tied=True, factors=ConstantFactors(0.1, 6.0, 0.4, 3.0)),
 ]  # fmt: skip
 by_architecture = pytest.mark.parametrize("shape", TINY_SHAPES, ids=lambda s: s.dims.architecture)
@@ -118,6 +126,13 @@ def test_layers_and_shapes(tmp_path: Path) -> None:
         synthesize(TINY, tmp_path, "q8_0", num_layers=0)
     with pytest.raises(UsageError, match="at least 2"):
         synthesize("deepseek-v2-lite", tmp_path, "q8_0", num_layers=1)
+
+
+def test_kinds_of_layers_go_on_in_their_pattern() -> None:
+    shape = _with_layers(SHAPES["qwen3.6-35b-a3b"], 6).dims
+    assert (shape.num_layers, shape.delta_net.layers) == (6, (True, True, True, False, True, True))  # type: ignore[union-attr]
+    assert _with_layers(SHAPES["lfm2-8b-a1b"], 4).dims.conv_layers == (True, True, False, True)
+    assert _with_layers(SHAPES["gemma-4-26b-a4b"], 2).dims.window_layers == (True, True)
 
 
 def test_every_architecture_has_a_shape_and_the_help_names_all() -> None:

@@ -24,7 +24,7 @@ from pearl_cli.sizes import Size
 from pearl_cli.terminal import Terminal
 
 ON_DEMAND = "on-demand"
-COPY_PIECES = ("reorder", "preempt", "chunk")
+COPY_PIECES = ("reorder", "preempt", "chunk", "merge")
 _OFF = {"evict": "lru", "predictor": "none", "routing": "exact"}
 PIECES = (*_OFF, *COPY_PIECES)
 _WARMUP_TOKENS = 8

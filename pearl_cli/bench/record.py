@@ -45,6 +45,7 @@ def make_record(
         "miss_bytes_per_token": total.miss_bytes / tokens,
         "prefetch_bytes_per_token": total.prefetch_bytes / tokens,
         "prefetch_precision": total.useful_prefetch_bytes / total.prefetch_bytes if total.prefetch_bytes else None,
+        "reads_per_token": sum(sample.reads for sample in samples) / tokens,
         "stall_ms_per_token": total.stall_ms / tokens,
         "ttft_ms": statistics.median(sample.ttft_ns for sample in samples) / 1e6,
         "itl_ms_p50": _percentile(latencies, 50) if is_decode else None,

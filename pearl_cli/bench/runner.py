@@ -37,6 +37,7 @@ class Sample:
     stats: TokenStats = field(default_factory=TokenStats)
     kernel_s: float = 0.0
     read_bytes: int = 0
+    reads: int = 0
     read_busy_s: float = 0.0
 
 
@@ -97,6 +98,7 @@ class _Counters:
         self._kernel_s = opened.timing.seconds_in_kernels
         transfers = opened.controller.queue.stats
         self._read_bytes = transfers.demand_bytes + transfers.prefetch_bytes
+        self._reads = transfers.reads
         self._busy_s = transfers.busy_s
 
     def fill(self, sample: Sample) -> None:
@@ -104,4 +106,5 @@ class _Counters:
         sample.stats = now._totals - self._totals
         sample.kernel_s = now._kernel_s - self._kernel_s
         sample.read_bytes = now._read_bytes - self._read_bytes
+        sample.reads = now._reads - self._reads
         sample.read_busy_s = now._busy_s - self._busy_s

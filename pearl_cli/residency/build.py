@@ -20,7 +20,7 @@ from pearl_cli.residency.layer_state import LayerState
 from pearl_cli.residency.placement import ChunkLike, Place, place_expert
 from pearl_cli.residency.prefetch import Prefetcher
 from pearl_cli.residency.slot_plan import SlotPlan
-from pearl_cli.residency.transfer import MERGE_BYTES, ReadFunction, TransferQueue
+from pearl_cli.residency.transfer import MERGE_BYTES, ReadFunction, ScatterFunction, TransferQueue
 from pearl_cli.routing.base import RoutingPolicy
 
 
@@ -92,15 +92,18 @@ def build_controller(
     notify: Callable[[str], None] | None = None,
     next_use: NextUse | None = None,
     pieces: CopyPieces | None = None,
+    scatter: ScatterFunction | None = None,
 ) -> ResidencyController:
     """shape: (hidden_size, intermediate_size) of the experts; prefetch_depth: forecast experts a later layer at most;
-    next_use: what `pearl` eviction goes by; make_slots: from (slot_bytes, count) of each size class.
+    next_use: what `pearl` eviction goes by; make_slots: from (slot_bytes, count) of each size class; scatter: see
+    `TransferQueue`.
     Allocates the arena and starts the reader threads; `close` ends them.
     """
     arena = make_slots(plan.classes)
     layers = layer_states(places, plan, shape, routers, policy)
     pieces = pieces or CopyPieces()
-    queue = TransferQueue(read, io_threads, MERGE_BYTES if pieces.chunk else UNCHUNKED_BYTES, pieces.preempt)
+    most_bytes = MERGE_BYTES if pieces.chunk else UNCHUNKED_BYTES
+    queue = TransferQueue(read, io_threads, most_bytes, pieces.preempt, scatter if pieces.merge else None)
     prefetcher = None
     if predictor is not None:
         prefetcher = Prefetcher(predictor, layers, arena, queue, prefetch_depth, notify=notify)

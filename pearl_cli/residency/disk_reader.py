@@ -65,6 +65,11 @@ class DiskReader:
     def read(self, file_index: int, offset: int, out: memoryview, needed_bytes: int) -> None:
         """Fill `out` from `offset`; at least `needed_bytes` of it must exist in the file. Raises ReadFailure."""
         done_at = self._throttle.reserve(len(out)) if self._throttle is not None else 0.0
+        self._read_now(file_index, offset, out, needed_bytes)
+        if self._throttle is not None:
+            self._throttle.wait_until(done_at)
+
+    def _read_now(self, file_index: int, offset: int, out: memoryview, needed_bytes: int) -> None:
         try:
             got = self._fill(file_index, offset, out, needed_bytes)
         except OSError as error:
@@ -78,6 +83,20 @@ class DiskReader:
                 f"{self._paths[file_index]}: the file ends at byte {offset + got}, {needed_bytes - got} bytes of an"
                 " expert are missing; it was changed or cut short while in use"
             )
+
+    def read_scattered(self, file_index: int, offset: int, outs: Sequence[memoryview], needed_bytes: int) -> None:
+        """As `read`, into several pieces of memory that follow each other in the file, by one call."""
+        done_at = self._throttle.reserve(sum(map(len, outs))) if self._throttle is not None else 0.0
+        try:
+            got = os.preadv(self._fds[file_index], outs, offset)
+        except OSError:
+            got = 0  # `read` says what is wrong, or reads in another way
+        for out in outs:
+            if got < min(len(out), needed_bytes):  # cut short by a signal, or by the end of the file
+                self._read_now(file_index, offset, out, min(len(out), needed_bytes))
+            elif not self.direct[file_index]:
+                os.posix_fadvise(self._fds[file_index], offset, len(out), os.POSIX_FADV_DONTNEED)
+            offset, got, needed_bytes = offset + len(out), got - len(out), needed_bytes - len(out)
         if self._throttle is not None:
             self._throttle.wait_until(done_at)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from models.gguf_files import MemoryFiles
 from pearl_cli.residency.throttle import Throttle
 
@@ -21,6 +23,12 @@ class HostReader:
         self._files.read(file_index, offset, out)
         if self._throttle is not None:
             self._throttle.wait_until(done_at)
+
+    def read_scattered(self, file_index: int, offset: int, outs: Sequence[memoryview], needed_bytes: int) -> None:
+        """As `read`, into several pieces of memory that follow each other in the file."""
+        for out in outs:
+            self.read(file_index, offset, out, min(len(out), needed_bytes))
+            offset, needed_bytes = offset + len(out), needed_bytes - len(out)
 
     def close(self) -> None:
         """Nothing of its own to close."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from models.gguf import GGUFModel
@@ -14,6 +14,10 @@ from pearl_cli.residency.throttle import Throttle
 class ChunkReader(Protocol):
     def read(self, file_index: int, offset: int, out: memoryview, needed_bytes: int) -> None:
         """Fill `out` from `offset`; raises ReadFailure where `needed_bytes` are not to be had."""
+        ...
+
+    def read_scattered(self, file_index: int, offset: int, outs: Sequence[memoryview], needed_bytes: int) -> None:
+        """The same into several pieces of memory that follow each other in the file."""
         ...
 
     def close(self) -> None: ...

@@ -16,6 +16,7 @@ class TransferStats:
 
     reads: int = 0
     merged_chunks: int = 0  # chunks that came along with a neighbour's read
+    merged_experts: int = 0  # whole experts that did
     demand_bytes: int = 0  # read for somebody who already waited
     prefetch_bytes: int = 0  # read on a forecast
     promoted: int = 0  # forecasts found demanded before they had landed

@@ -5,7 +5,8 @@ One lock guards all of it. A `Load` is one expert on its way into one slot. Rule
   overtakes at a chunk border;
 - a forecast found demanded is promoted in place; a forecast found wrong loses the chunks that no reader has begun;
 - a chunk being read is never cancelled: its slot is busy until the reader has returned;
-- neighbours in file and slot are fetched by one read, up to `merge_bytes`.
+- neighbours in the file are fetched by one read, up to `merge_bytes`: linears of an expert, and experts of one priority
+  that nobody has begun, which land in slots of their own.
 The queue knows nothing of layers' budgets, policies or kernels.
 """
 
@@ -15,73 +16,46 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from pearl_cli.residency.placement import Place, mergeable
+from pearl_cli.residency.load import ALL_LINEARS, DOWN, GATE_UP, LINEAR_BITS, Arrival, Load
+from pearl_cli.residency.neighbours import Neighbours
+from pearl_cli.residency.placement import mergeable
+from pearl_cli.residency.read_piece import ReadPiece
 from pearl_cli.residency.stats import TransferStats
 
-LINEAR_BITS = (0b001, 0b010, 0b100)
-ALL_LINEARS = 0b111
-GATE_UP = 0b011
-DOWN = 0b100
+__all__ = ["ALL_LINEARS", "DOWN", "GATE_UP", "LINEAR_BITS", "Arrival", "Load", "TransferQueue"]
+
 MERGE_BYTES = 1 << 20  # longest read that a demand has to wait behind beyond one chunk
 
 _LONGEST_WAIT_S = 0.1  # a signal just before a wait begins is seen when it ends, not only at the next arrival
 
 ReadFunction = Callable[[int, int, memoryview, int], None]
 """(file_index, offset, out, needed_bytes): fill `out`; raise an exception when that many bytes are not to be had."""
-
-
-class Load:
-    """One expert on its way into `slot`. Bit i of each mask stands for linear i (gate, up, down).
-
-    waiting: chunks no reader has begun; outstanding: reads begun whose arrival nobody has taken. Both change under the
-    queue's lock. landed: arrivals taken so far, kept by the controller.
-    """
-
-    __slots__ = (
-        "demanded", "dropped", "early_bytes", "expert", "landed", "layer", "outstanding", "places", "queued_at", "slot",
-        "view", "waiting",
-    )  # fmt: skip
-
-    def __init__(
-        self, layer: int, expert: int, slot: int, view: memoryview, places: Sequence[Place], demanded: bool
-    ) -> None:
-        self.layer = layer
-        self.expert = expert
-        self.slot = slot
-        self.view = view
-        self.places = places
-        self.demanded = demanded
-        self.waiting = ALL_LINEARS
-        self.outstanding = 0
-        self.landed = 0
-        self.dropped = False
-        self.early_bytes = 0  # of chunks that a reader began before anyone demanded them
-        self.queued_at = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """Linears `mask` of `load` have landed, or `error` says why they have not."""
-
-    load: Load
-    mask: int
-    error: Exception | None = None
+ScatterFunction = Callable[[int, int, Sequence[memoryview], int], None]
+"""The same into several pieces of memory, one behind the other in the file."""
 
 
 class TransferQueue:
     """Owns its reader threads; `close` ends them. All methods but `close` are called from one thread."""
 
     def __init__(
-        self, read: ReadFunction, n_threads: int = 1, merge_bytes: int = MERGE_BYTES, preempt: bool = True
+        self,
+        read: ReadFunction,
+        n_threads: int = 1,
+        merge_bytes: int = MERGE_BYTES,
+        preempt: bool = True,
+        scatter: ScatterFunction | None = None,
     ) -> None:
-        """preempt False: first come, first read, for measuring what overtaking is worth."""
+        """preempt False: first come, first read, for measuring what overtaking is worth. scatter: reads several experts
+        at once; None: each is read alone.
+        """
         if n_threads < 1:
             raise ValueError(f"at least one reader thread is needed, got {n_threads}")
         self.stats = TransferStats()
         self._read = read
+        self._scatter = scatter
         self._merge_bytes = merge_bytes
+        self._neighbours = Neighbours()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._landed = threading.Condition(self._lock)
@@ -106,6 +80,7 @@ class TransferQueue:
             for load in loads:
                 load.queued_at = now
                 self._high.append(load)
+                self._neighbours.add(load)
             self._wake(len(loads))
 
     def prefetch(self, loads: Sequence[Load]) -> None:
@@ -115,6 +90,7 @@ class TransferQueue:
             for load in loads:
                 load.queued_at = now
                 self._low.append(load)
+                self._neighbours.add(load)
             self._wake(len(loads))
 
     def promote(self, loads: Sequence[Load]) -> None:
@@ -165,6 +141,7 @@ class TransferQueue:
         with self._lock:
             self._high.clear()
             self._low.clear()
+            self._neighbours.clear()
             return not self._in_flight
 
     def abort(self) -> list[Arrival]:
@@ -220,55 +197,67 @@ class TransferQueue:
                     self._work.wait()
                     self._idle_readers -= 1
                     continue
-                load, first, last, mask = picked
-                demanded = load.demanded
+                demanded = picked[0].load.demanded
                 started = time.perf_counter()
                 if not self._in_flight:
                     self._busy_since = started
                 self._in_flight += 1
-                self.stats.queue_wait_s += started - load.queued_at
+                self.stats.queue_wait_s += started - picked[0].load.queued_at
                 self._lock.release()
                 try:
-                    error = self._fetch(load, first, last)
+                    error = self._fetch(picked)
                 finally:
                     self._lock.acquire()
-                self._hand_over(load, mask, error, demanded)
+                self._hand_over(picked, error, demanded)
 
-    def _fetch(self, load: Load, first: Place, last: Place) -> Exception | None:
-        end = last.slot_offset + last.read_bytes
-        needed = last.slot_offset - first.slot_offset + last.needed_bytes
+    def _fetch(self, pieces: Sequence[ReadPiece]) -> Exception | None:
+        first = pieces[0].first
+        outs = [piece.out for piece in pieces]
+        needed = sum(len(out) for out in outs[:-1]) + pieces[-1].needed_bytes
         try:
-            self._read(first.file_index, first.file_offset, load.view[first.slot_offset : end], needed)
+            if len(outs) == 1 or self._scatter is None:
+                self._read(first.file_index, first.file_offset, outs[0], needed)
+            else:
+                self._scatter(first.file_index, first.file_offset, outs, needed)
         except Exception as error:  # raised again by whoever takes the arrival
             return error
         return None
 
-    def _hand_over(self, load: Load, mask: int, error: Exception | None, demanded: bool) -> None:
+    def _hand_over(self, pieces: Sequence[ReadPiece], error: Exception | None, demanded: bool) -> None:
         self._in_flight -= 1
         if not self._in_flight:
             self.stats.busy_s += time.perf_counter() - self._busy_since
-        n_bytes = _n_bytes(load, mask)
         if error is None:
-            self.stats.add_read(n_bytes, demanded)
-        else:
-            load.waiting = 0
-            load.early_bytes -= 0 if demanded else n_bytes
-        self._arrivals.append(Arrival(load, mask, error))
+            self.stats.add_read(sum(piece.n_bytes for piece in pieces), demanded)
+        for piece in pieces:
+            load = piece.load
+            if error is not None:
+                load.waiting = 0
+                load.early_bytes -= 0 if demanded else piece.n_bytes
+            self._arrivals.append(Arrival(load, piece.mask, error))
         if self._taker_waits:
             self._landed.notify()
 
-    def _pick(self) -> tuple[Load, Place, Place, int] | None:
-        """The next read: first and last place of neighbouring linears and their mask. Caller holds the lock."""
+    def _pick(self) -> list[ReadPiece] | None:
+        """The next read, in file order. Caller holds the lock."""
         for queue, is_low in ((self._high, False), (self._low, True)):
             while queue:
                 load = queue[0]
                 if not load.waiting or (is_low and load.demanded):  # read, dropped, or moved to the other queue
                     queue.popleft()
                     continue
-                return self._begin(load)
+                return self._begin_run(load)
         return None
 
-    def _begin(self, load: Load) -> tuple[Load, Place, Place, int]:
+    def _begin_run(self, load: Load) -> list[ReadPiece]:
+        """Begin `load`, with its neighbours where all of them fit into one read."""
+        if self._scatter is None:
+            return [self._begin(load)]
+        run = self._neighbours.run_of(load, self._merge_bytes)
+        self.stats.merged_experts += len(run) - 1
+        return [self._begin(each) for each in run]
+
+    def _begin(self, load: Load) -> ReadPiece:
         index = (load.waiting & -load.waiting).bit_length() - 1
         first = last = load.places[index]
         mask = 1 << index
@@ -283,11 +272,7 @@ class TransferQueue:
             self.stats.merged_chunks += 1
         load.waiting &= ~mask
         load.outstanding += 1
+        piece = ReadPiece(load, first, last, mask)
         if not load.demanded:
-            load.early_bytes += _n_bytes(load, mask)
-        return load, first, last, mask
-
-
-def _n_bytes(load: Load, mask: int) -> int:
-    """Bytes of the linears `mask`."""
-    return sum(place.n_bytes for i, place in enumerate(load.places) if mask >> i & 1)
+            load.early_bytes += piece.n_bytes
+        return piece

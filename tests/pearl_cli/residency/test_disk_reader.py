@@ -125,3 +125,48 @@ def test_throttle_is_one_serial_link() -> None:
 def test_throttle_needs_a_rate() -> None:
     with pytest.raises(ValueError, match="positive rate"):
         Throttle(0)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_one_read_fills_several_places(data_file: Path, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = DiskReader([data_file], direct=direct)
+    outs = [map_region(4096), map_region(2 * 4096), map_region(4096)]
+    real, calls = os.preadv, []
+    monkeypatch.setattr(disk_reader.os, "preadv", lambda *given: calls.append(given) or real(*given))
+    reader.read_scattered(0, 4096, [memoryview(out.data) for out in outs], 4 * 4096 - 100)
+    assert b"".join(out.tobytes() for out in outs)[: 4 * 4096 - 100] == data_file.read_bytes()[4096:]
+    assert len(calls) == 1
+    reader.close()
+
+
+@pytest.mark.parametrize("got", [0, 5000, 4096, 3 * 4096])
+def test_a_scattered_read_that_stops_early_goes_on(
+    got: int, data_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = DiskReader([data_file], direct=False)
+    views = [memoryview(map_region(n * 4096).data) for n in (1, 2, 1)]
+    real = os.preadv
+
+    def short(fd: int, buffers: list[memoryview], offset: int) -> int:
+        if len(buffers) == 1:
+            return real(fd, buffers, offset)
+        left = got
+        for buffer in buffers:
+            buffer[: min(left, len(buffer))] = os.pread(fd, min(left, len(buffer)), offset)
+            offset, left = offset + len(buffer), max(0, left - len(buffer))
+        return got
+
+    monkeypatch.setattr(disk_reader.os, "preadv", short)
+    reader.read_scattered(0, 0, views, 4 * 4096)
+    assert b"".join(map(bytes, views)) == data_file.read_bytes()[: 4 * 4096]
+    reader.close()
+
+
+def test_a_file_cut_within_a_scattered_read_is_named(data_file: Path) -> None:
+    reader = DiskReader([data_file])
+    with data_file.open("r+b") as file:
+        file.truncate(2 * 4096)
+    outs = [memoryview(map_region(4096).data) for _ in range(3)]
+    with pytest.raises(ReadFailure, match=f"{data_file}.*missing"):
+        reader.read_scattered(0, 0, outs, 3 * 4096)
+    reader.close()

@@ -191,3 +191,124 @@ def test_every_linear_lands_exactly_once_under_load() -> None:
 def test_no_threads_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one reader thread"):
         TransferQueue(lambda *_: None, n_threads=0)
+
+
+def side_by_side(expert: int, demanded: bool) -> Load:
+    """Experts of three pages each, one behind the other in the file, each byte telling its page."""
+    places = tuple(
+        Place(0, (expert * 3 + i) * PAGE, PAGE, i * PAGE, 0, PAGE, QuantType.F32) for i in range(3)
+    )
+    return Load(0, expert, expert, memoryview(bytearray(EXPERT_BYTES)), places, demanded)
+
+
+class Scattered(GatedReads):
+    """`runs` lists the pages of each read of several experts."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _, offset, out, needed: self.fill(offset, out))
+        self.runs: list[list[int]] = []
+
+    @staticmethod
+    def fill(offset: int, out: memoryview) -> None:
+        for page in range(len(out) // PAGE):
+            out[page * PAGE : (page + 1) * PAGE] = bytes([offset // PAGE + page + 1]) * PAGE
+
+    def many(self, file_index: int, offset: int, outs: list[memoryview], needed_bytes: int) -> None:
+        assert needed_bytes == sum(map(len, outs))
+        self.runs.append([offset // PAGE, *(len(out) // PAGE for out in outs)])
+        self.started.append((offset, needed_bytes))
+        self.began.release()
+        self.permits.acquire()
+        for out in outs:
+            self.fill(offset, out)
+            offset += len(out)
+
+
+def landed_right(load: Load) -> bool:
+    return bytes(load.view[::PAGE]) == bytes(load.expert * 3 + page + 1 for page in range(3))
+
+
+def test_neighbours_in_the_file_come_with_one_read_into_their_own_slots() -> None:
+    reads = Scattered()
+    queue = TransferQueue(reads, n_threads=1, merge_bytes=100 * PAGE, scatter=reads.many)
+    loads = {expert: side_by_side(expert, True) for expert in (9, 4, 2, 5, 3, 7)}
+    reads.allow(100)
+    with queue._lock:  # all of them are queued before the reader looks
+        for load in loads.values():
+            queue._high.append(load)
+            queue._neighbours.add(load)
+        queue._wake(len(loads))
+    landed = take_all(queue, 18)
+    assert sorted(expert for expert, mask in landed if mask == ALL_LINEARS) == sorted(loads)
+    assert all(landed_right(load) for load in loads.values())
+    assert reads.runs == [[6, 3, 3, 3, 3]]
+    assert [offset // PAGE // 3 for offset, _ in reads.started] == [9, 2, 7]
+    assert (queue.stats.reads, queue.stats.merged_experts) == (3, 3)
+    queue.close()
+
+
+def test_a_run_ends_at_the_limit_and_at_another_priority() -> None:
+    reads = Scattered()
+    queue = TransferQueue(reads, n_threads=1, merge_bytes=6 * PAGE, scatter=reads.many)
+    queue.demand([side_by_side(20, True)])
+    reads.began.acquire()  # the reader is busy while the rest is queued
+    low = [side_by_side(expert, False) for expert in (4, 5)]
+    high = [side_by_side(expert, True) for expert in (1, 2, 3)]
+    queue.prefetch(low)
+    queue.demand(high)
+    reads.allow(100)
+    take_all(queue, 18)
+    assert all(landed_right(load) for load in (*low, *high))
+    assert reads.runs == [[3, 3, 3], [12, 3, 3]], "experts 1 and 2, then 3 alone, then the forecasts 4 and 5"
+    queue.close()
+
+
+def test_what_was_begun_or_dropped_is_no_neighbour() -> None:
+    reads = Scattered()
+    queue = TransferQueue(reads, n_threads=1, merge_bytes=6 * PAGE, scatter=reads.many)
+    begun_alone = side_by_side(1, True)
+    queue.demand([begun_alone])
+    reads.began.acquire()
+    dropped, asked = side_by_side(3, False), side_by_side(2, True)
+    queue.prefetch([dropped])
+    queue.promote([dropped])
+    queue.demand([asked])
+    assert queue.drop(dropped)
+    reads.allow(100)
+    take_all(queue, 6)
+    assert reads.runs == []
+    assert bytes(dropped.view[:1]) == b"\0"
+    queue.close()
+
+
+def test_forgotten_experts_are_no_neighbours_later() -> None:
+    reads = Scattered()
+    queue = TransferQueue(reads, n_threads=1, merge_bytes=6 * PAGE, scatter=reads.many)
+    queue.demand([side_by_side(20, True)])
+    reads.began.acquire()
+    forgotten = side_by_side(1, True)
+    queue.demand([forgotten])
+    queue.forget_queued()
+    reads.allow(100)
+    take_all(queue, 3)
+    queue.demand([side_by_side(2, True)])
+    take_all(queue, 3)
+    assert reads.runs == []
+    queue.close()
+
+
+def test_a_failed_run_fails_every_expert_in_it() -> None:
+    def fails(file_index: int, offset: int, outs: list[memoryview], needed_bytes: int) -> None:
+        raise OSError("torn cable")
+
+    reads = Scattered()
+    queue = TransferQueue(reads, n_threads=1, merge_bytes=6 * PAGE, scatter=fails)
+    queue.demand([side_by_side(20, True)])
+    reads.began.acquire()
+    queue.demand([side_by_side(1, True), side_by_side(2, True)])
+    reads.allow(100)
+    failed: set[int] = set()
+    while len(failed) < 2:
+        failed |= {a.load.expert for a in queue.take(block=True) if a.error is not None}
+    assert failed == {1, 2}
+    queue.close()

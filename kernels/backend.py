@@ -42,7 +42,9 @@ class Weight:
 class RouterSpec:
     """How one layer turns router logits into experts and mixing weights.
 
-    scores = softmax(logits) | sigmoid(logits) | logits ("softmax_topk": softmax over the chosen K only);
+    scores = softmax(logits) | sigmoid(logits) | logits ("softmax_topk": softmax over the chosen K only; "sparsemixer":
+    the weight of each chosen one is its share of e^logit among the experts not chosen before it that lie within
+    `mixer_threshold` of the best of them, measured by (best - logit) / max(|logit|, best));
     selection = scores + selection_bias (bias never enters the weights), limited to the best `num_groups_used` of
     `num_groups` groups (a group's score is the sum of its top two when there is a selection bias, else its maximum;
     excluded groups are -inf); topk_ids = the K best, ties to the smaller id, ordered by descending selection score;
@@ -51,11 +53,12 @@ class RouterSpec:
 
     num_experts: int
     num_experts_per_tok: int
-    gating: str = "softmax"  # "softmax" | "sigmoid" | "softmax_topk"
+    gating: str = "softmax"  # "softmax" | "sigmoid" | "softmax_topk" | "sparsemixer"
     norm_topk_prob: bool = False
     scale: float = 1.0
     num_groups: int = 1
     num_groups_used: int = 1
+    mixer_threshold: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,10 @@ class Backend(Protocol):
     def norm(self, x: Array, weight: Array, eps: float, readers: Sequence[Weight] = ()) -> Activations:
         """RMS norm over the last axis in float32: x / sqrt(mean(x^2) + eps) * weight. `readers` are the weights that
         will be applied to it, so that the quantised forms they need are made in the same pass."""
+        ...
+
+    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Activations:
+        """Each row less its mean, RMS-normed as `norm` does, plus `bias`: (x - mean) / sqrt(var + eps) * weight + bias."""
         ...
 
     def head_norm(self, x: Array, weight: Array, eps: float) -> Array:

@@ -19,6 +19,7 @@ from models.gguf import GGUFModel
 from models.gguf_cursor import show
 from models.layer_memory import LayerMemory
 
+MIXER_THRESHOLD = 0.02  # twice the jitter that Phi-3.5-MoE was trained with; no key of a file says it
 MAX_EXPERTS = 1 << 14  # in one layer; the largest known models have some hundreds
 
 
@@ -28,7 +29,8 @@ class RopeConfig:
 
     interleaved: pairs (0, 1), (2, 3).. else (i, i + n_rot / 2). scaling: "none"; "linear" (positions / factor); "yarn"
     (original_context, beta_fast and beta_slow place the ramp; cos and sin are multiplied by (0.1 ln factor + 1) *
-    attention_factor).
+    attention_factor); "longrope" (the file holds divisors for contexts up to original_context and for longer ones; cos
+    and sin are multiplied by attention_factor).
     """
 
     theta: float
@@ -130,7 +132,9 @@ class ModelConfig:
         _refuse_dense(model, architecture, where)
         reader = ConfigReader(model.metadata, architecture, where)
         has_selection_bias = any(".exp_probs_b" in name for name in model.tensors)
-        values = reader.read_fields(table, {"has_selection_bias": has_selection_bias})
+        has_rope_factors = "rope_factors_long.weight" in model.tensors
+        facts = {"has_selection_bias": has_selection_bias, "has_rope_factors": has_rope_factors}
+        values = reader.read_fields(table, facts)
         values["num_layers"] -= values.get("unused_layers", 0)
         latent = read_latent(values, where) if "kv_lora_rank" in values else None
         own_memory = read_short_conv(values, where) if "conv_kernel" in values else None
@@ -151,7 +155,7 @@ class ModelConfig:
             intermediate_size=values["feed_forward_length"] if values.get("leading_dense", 0) or has_kinds else 0,
             vocab_size=_vocab_size(model, reader, values["hidden_size"]),
             rope=_rope(values, table, where),
-            router=_router(values, where),
+            router=_router(values, table, where),
             tied_embeddings="output.weight" not in model.tensors,
             shared_intermediate_size=_shared_width(values),
             unused_layers=values.get("unused_layers", 0),
@@ -311,6 +315,8 @@ def _rope(v: dict[str, Any], table: Architecture, where: str) -> RopeConfig:
         raise UnsupportedError(
             f"{where}: rope.scaling.type {show(scaling)} is not implemented; supported: {', '.join(ROPE_SCALINGS)}"
         )
+    if table.longrope and v["has_rope_factors"]:
+        scaling = "longrope"
     if factor < 1.0:
         raise GGUFError(f"{where}: rope.scaling.factor is {factor}; it must be 1 or above")
     if scaling == "linear" and factor == 1.0:
@@ -331,8 +337,9 @@ def _rope(v: dict[str, Any], table: Architecture, where: str) -> RopeConfig:
     )
 
 
-def _router(v: dict[str, Any], where: str) -> RouterSpec:
-    if v["gating"] not in GATINGS:
+def _router(v: dict[str, Any], table: Architecture, where: str) -> RouterSpec:
+    gating = table.gating or GATINGS.get(v["gating"])
+    if gating is None:
         names = ", ".join(f"{number} ({name})" for number, name in GATINGS.items())
         raise UnsupportedError(f"{where}: expert_gating_func {v['gating']} is not implemented; supported: {names}")
     num_groups = max(v["num_groups"], 1)
@@ -344,9 +351,10 @@ def _router(v: dict[str, Any], where: str) -> RouterSpec:
     return RouterSpec(
         num_experts=v["num_experts"],
         num_experts_per_tok=v["num_experts_per_tok"],
-        gating=GATINGS[v["gating"]],
+        gating=gating,
         norm_topk_prob=v["norm_topk_prob"],
         scale=v["router_scale"] or 1.0,  # 0 means "not set" in files, never "no output"
         num_groups=num_groups,
         num_groups_used=num_groups_used,
+        mixer_threshold=MIXER_THRESHOLD if gating == "sparsemixer" else 0.0,
     )

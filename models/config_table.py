@@ -40,7 +40,8 @@ class Architecture:
     """`fields`: config field to key, in reading order. `neutral`: keys allowed only with one of these values.
 
     window_period n: all layers but every n-th have the sliding window, unless the file says which; 0: it has no
-    pattern. yarn_whole_components: see `RopeConfig`.
+    pattern. yarn_whole_components: see `RopeConfig`. longrope: files may hold rope_factors_*. gating: the only one,
+    where no key says it.
     """
 
     rope_interleaved: bool
@@ -48,6 +49,8 @@ class Architecture:
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     window_period: int = 0
     yarn_whole_components: bool = True
+    longrope: bool = False
+    gating: str = ""
 
 
 def _ratio(total: int, parts: int) -> int:
@@ -313,6 +316,23 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "qwen3moe": Architecture(
         rope_interleaved=False, fields=COMMON | {"moe_intermediate_size": _QWEN_WIDTH}, neutral=NEUTRAL
+    ),
+    "phimoe": Architecture(
+        rope_interleaved=False,
+        fields=COMMON
+        | {
+            "gating": Key("expert_gating_func", int, 1, "", lambda _: False),
+            "rope_original_context": Key(
+                "rope.scaling.original_context_length", int, lambda v: v["context_length"], "context_length",
+                lambda v: bool(v["has_rope_factors"]),
+            ),
+            "rope_attention_factor": Key(
+                "rope.scaling.attn_factor", float, 1.0, "no factor", lambda v: bool(v["has_rope_factors"])
+            ),
+        },
+        neutral=NEUTRAL,
+        longrope=True,
+        gating="sparsemixer",
     ),
     # Text has one position for all three axes of this rotation, so its sections mean nothing here.
     "qwen35moe": Architecture(

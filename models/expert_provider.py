@@ -39,12 +39,19 @@ class RouterWeights:
     ffn_gate_inp: Weight  # [E, D]
     exp_probs_b: Array | None = None  # float32 [E], enters the selection only
     ffn_gate_inp_b: Array | None = None  # float32 [E], part of the logits
+    ffn_norm_b: Array | None = None  # float32 [D]: then the norm takes the mean off, and adds this
     unit: GatedUnit = SILU
     biases: ExpertBiases | None = None
 
     def complete(self, table: ExpertTable) -> None:
         """Tell the slot table of this layer what its experts compute beside their matrices (mutates `table`)."""
         table.unit, table.biases = self.unit, self.biases
+
+    def normed(self, backend: Backend, residual: Array) -> Activations:
+        """The router's input of residual rows [T, D]."""
+        if self.ffn_norm_b is not None:
+            return backend.layer_norm(residual, self.ffn_norm, self.ffn_norm_b, self.norm_eps)
+        return backend.norm(residual, self.ffn_norm, self.norm_eps, readers=(self.ffn_gate_inp,))
 
     def logits(self, backend: Backend, a: Activations) -> Array:
         """Router logits float32 [T, E] of the normed rows `a`."""

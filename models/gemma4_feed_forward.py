@@ -54,7 +54,7 @@ class GemmaFeedForward:
         """What both feed-forwards add to the residual x [T, D]."""
         router, eps = self.router, self.router.norm_eps
         dense = backend.norm(self.dense(backend, x, provider), self.post_ffw_norm_1, eps).x
-        seen = backend.norm(x, router.ffn_norm, eps, readers=(router.ffn_gate_inp,))
+        seen = router.normed(backend, x)
         routing = provider.select(router.layer, x, seen, router.logits(backend, seen))
         routing.topk_weights = routing.topk_weights * self.ffn_down_exps_scale[routing.topk_ids]
         a = backend.norm(x, self.pre_ffw_norm_2, eps)

@@ -34,6 +34,7 @@ class Attention:
     attn_k_norm: Array | None = None
     qkv_bias: Array | None = None
     output_bias: Array | None = None
+    attn_norm_b: Array | None = None  # then the norm takes the mean off, and adds this
     attn_sinks: Array | None = None
     attn_v_norm: Array | None = None
     post_attention_norm: Array | None = None
@@ -89,7 +90,10 @@ class Attention:
     def __call__(self, backend: Backend, x: Array, kv: KVLayer, rope: RopeTable, start: int) -> Array:
         """What attention adds to the residual x [T, D] at positions start..; writes its keys and values into `kv`."""
         weights = (self.attn_q, self.attn_k) if self.attn_v is None else (self.attn_q, self.attn_k, self.attn_v)
-        a = backend.norm(x, self.attn_norm, self.norm_eps, readers=weights)
+        if self.attn_norm_b is None:
+            a = backend.norm(x, self.attn_norm, self.norm_eps, readers=weights)
+        else:
+            a = backend.layer_norm(x, self.attn_norm, self.attn_norm_b, self.norm_eps)
         q, k, v = self._project(backend, a, weights)
         if self.attn_q_norm is not None:
             q = backend.head_norm(q, self.attn_q_norm, self.norm_eps)

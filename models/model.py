@@ -28,6 +28,9 @@ class Model:
     output_norm: Array
     output: Weight
     rope_freqs: np.ndarray | None = None
+    output_norm_b: Array | None = None  # then the norm takes the mean off, and adds this
+    output_b: Array | None = None
+    rope_factors: tuple[np.ndarray, np.ndarray] | None = None  # short, long: like rope_freqs, by the context's length
 
     @classmethod
     def read(
@@ -49,6 +52,9 @@ class Model:
             output_norm=source.vector(f"{output_norm}.weight", hidden),
             output=source.matrix("output.weight", vocab, hidden) if has_output else token_embd,
             rope_freqs=source.host_vector("rope_freqs.weight", factors) if source.has("rope_freqs.weight") else None,
+            output_norm_b=source.vector(f"{output_norm}.bias", hidden) if source.has(f"{output_norm}.bias") else None,
+            output_b=source.vector("output.bias", vocab) if source.has("output.bias") else None,
+            rope_factors=_rope_factors(source, factors),
         )
 
     @property
@@ -60,7 +66,10 @@ class Model:
         """An empty cache for `capacity` positions. Raises UsageError for a type or pair of types that cannot be
         stored.
         """
-        return KVCache(self.config, self.backend, capacity, k_dtype, v_dtype, self.rope_freqs)
+        divisors = self.rope_freqs
+        if self.rope_factors is not None:
+            divisors = self.rope_factors[capacity > self.config.rope.original_context]
+        return KVCache(self.config, self.backend, capacity, k_dtype, v_dtype, divisors)
 
     def forward(
         self, token_ids: np.ndarray, cache: KVCache, provider: ExpertProvider, phase: str, logits: str = "last"
@@ -94,11 +103,23 @@ class Model:
         if which not in ("last", "all"):
             raise ValueError(f"logits {which!r}; there are last, all, none")
         rows = x[-1:] if which == "last" else x
-        a = self.backend.norm(rows, self.output_norm, self.config.rms_norm_eps, readers=(self.output,))
-        out = self.backend.to_host(self.backend.linear(a, self.output))
+        backend, eps = self.backend, self.config.rms_norm_eps
+        if self.output_norm_b is None:
+            a = backend.norm(rows, self.output_norm, eps, readers=(self.output,))
+        else:
+            a = backend.layer_norm(rows, self.output_norm, self.output_norm_b, eps)
+        out = backend.to_host(backend.linear(a, self.output, bias=self.output_b))
         if self.config.logit_divisor != 1.0:
             out = out / np.float32(self.config.logit_divisor)
         if self.config.logit_softcap:
             cap = np.float32(self.config.logit_softcap)
             out = np.tanh(out / cap) * cap
         return out[0] if which == "last" else out
+
+
+def _rope_factors(source: WeightSource, size: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Divisors for contexts up to the original one, and for longer ones."""
+    if not source.has("rope_factors_long.weight"):
+        return None
+    short, long = (source.host_vector(f"rope_factors_{kind}.weight", size) for kind in ("short", "long"))
+    return short, long

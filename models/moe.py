@@ -45,6 +45,7 @@ class MoE:
             ffn_gate_inp=source.matrix(f"{blk}.ffn_gate_inp.weight", num_experts, hidden),
             exp_probs_b=source.vector(f"{blk}.{bias}", num_experts) if bias else None,
             ffn_gate_inp_b=source.vector(f"{blk}.ffn_gate_inp.bias", num_experts) if biased else None,
+            ffn_norm_b=source.vector(f"{blk}.{norm}.bias", hidden) if source.has(f"{blk}.{norm}.bias") else None,
             unit=unit,
             biases=_biases(source, config, blk) if biased else None,
         )
@@ -53,7 +54,7 @@ class MoE:
     def __call__(self, backend: Backend, x: Array, provider: ExpertProvider) -> Array:
         """What the chosen experts, and the shared one, add to the residual x [T, D]."""
         router = self.router
-        a = backend.norm(x, router.ffn_norm, router.norm_eps, readers=(router.ffn_gate_inp,))
+        a = router.normed(backend, x)
         router_logits = router.logits(backend, a)  # [T, E]
         routing = provider.select(router.layer, x, a, router_logits)
         if self.shared is None:

@@ -38,6 +38,8 @@ def rope_frequencies(rope: RopeConfig) -> tuple[np.ndarray, float]:
         return plain, 1.0
     if rope.scaling == "linear":
         return plain / np.float32(rope.factor), 1.0
+    if rope.scaling == "longrope":  # the frequencies' divisors come with the file
+        return plain, rope.attention_factor
     if rope.scaling == "yarn":
         return _yarn(plain, rope)
     raise ValueError(f"rope scaling {rope.scaling!r}")

@@ -94,9 +94,7 @@ class WeightSource:
 
     def table(self, name: str, n_rows: int, n_cols: int) -> Array:
         """The tensor `name` as float32 [n_rows, n_cols] on the backend's device. Raises GGUFError as `matrix` does."""
-        self._take(name, (n_cols, n_rows))
-        rows = np.ascontiguousarray(self.gguf.array(name), np.float32).reshape(n_rows, n_cols)
-        return self.backend.from_host(rows)
+        return self.backend.from_host(self.host_matrix(name, n_rows, n_cols))
 
     def host_vector(self, name: str, size: int) -> np.ndarray:
         """The tensor `name` as float32 [size] in host memory. Raises GGUFError as `matrix` does."""

@@ -32,13 +32,17 @@ class _NoDevice:
 class _ShapesOnly(WeightSource):
     """A source that checks names and shapes as the real one does, and reads nothing."""
 
-    def matrix(self, name: str, n_rows: int, n_cols: int) -> Weight:
+    def matrix(self, name: str, n_rows: int, n_cols: int, row_order: np.ndarray | None = None) -> Weight:
         info = self._take(name, (n_cols, n_rows))
         return _zeros(info.quant_type, n_rows, n_cols)
 
     def stack(self, name: str, n_matrices: int, n_rows: int, n_cols: int) -> list[Weight]:
         info = self._take(name, (n_cols, n_rows, n_matrices))
         return [_zeros(info.quant_type, n_rows, n_cols)] * n_matrices
+
+    def host_matrix(self, name: str, n_rows: int, n_cols: int) -> np.ndarray:
+        self._take(name, (n_cols, n_rows))
+        return np.zeros((n_rows, n_cols), np.float32)
 
     def host_vector(self, name: str, size: int) -> np.ndarray:
         self._take(name, (size,))

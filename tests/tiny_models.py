@@ -159,6 +159,8 @@ def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:
     config._attn_implementation = "eager"
     model = model_class(config).eval().float()
     model.config.allow_global_per_layer_attribute_access = True  # Gemma's, whose layers differ
+    if family == "phimoe":
+        tiny_others.choose_factors_by_length(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if family in tiny_hybrid.FAMILIES and tiny_hybrid.randomise(name, parameter):
@@ -370,6 +372,8 @@ NAMES = {
 OUTER_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
+    "model.norm.bias": "output_norm.bias",
+    "lm_head.bias": "output.bias",
     "model.embedding_norm.weight": "token_embd_norm.weight",
     "lm_head.weight": "output.weight",
 }

@@ -1,10 +1,11 @@
 """More families of `tests.tiny_models`, each with what it calls and keeps otherwise than the rest: Gemma 4, gpt-oss,
-LFM2 with experts.
+LFM2 with experts, Phi-3.5-MoE.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,27 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
                 "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+            },
+        },
+    ),
+    "phimoe": (
+        transformers.PhimoeConfig,
+        transformers.PhimoeForCausalLM,
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 32,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "rope_type": "longrope",
+                "factor": 16.0,
+                "original_max_position_embeddings": 16,
+                "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+                "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 16.0],
+                "short_mscale": 1.2,
+                "long_mscale": 1.2,
             },
         },
     ),
@@ -203,14 +225,47 @@ def _gemma4_outer(config: Any) -> Named:
     return [("rope_freqs.weight", divisors)]
 
 
+def choose_factors_by_length(model: Any) -> None:
+    """Let a Phi model divide its frequencies by the long list for sequences beyond the original context, as the code
+    that came with its weights does; transformers 5.24 takes the short list for all and only changes the factor.
+    """
+    rotary = model.model.rotary_emb
+    if rotary.rope_type == "default":
+        return
+    frequencies, forward = rotary.rope_init_fn, rotary.forward
+
+    def by_length(x: Any, position_ids: Any) -> Any:
+        rotary.rope_init_fn = partial(frequencies, seq_len=int(position_ids.max()) + 1)
+        return forward(x, position_ids)
+
+    rotary.forward = by_length
+
+
+def _phimoe_metadata(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters
+    if rope["rope_type"] == "default":
+        return {}
+    return {
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "rope.scaling.attn_factor": rope["short_mscale"],
+    }
+
+
+def _phimoe_outer(config: Any) -> Named:
+    rope = config.rope_parameters
+    lists = {kind: rope.get(f"{kind}_factor") for kind in ("short", "long")}
+    return [(f"rope_factors_{kind}.weight", np.array(v, np.float32)) for kind, v in lists.items() if v]
+
+
 METADATA: dict[str, Callable[[Any], dict[str, Any]]] = {
     "gemma4": _gemma4_metadata,
     "gpt-oss": _gpt_oss_metadata,
     "lfm2moe": _lfm2_metadata,
+    "phimoe": _phimoe_metadata,
 }
 TENSORS: dict[str, Callable[[str, np.ndarray], Named]] = {
     "gemma4": _gemma4_tensors,
     "gpt-oss": _gpt_oss_tensors,
     "lfm2moe": _lfm2_tensors,
 }
-OUTER: dict[str, Callable[[Any], Named]] = {"gemma4": _gemma4_outer}
+OUTER: dict[str, Callable[[Any], Named]] = {"gemma4": _gemma4_outer, "phimoe": _phimoe_outer}

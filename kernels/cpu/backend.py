@@ -126,6 +126,10 @@ class CpuBackend:
     def norm(self, x: Array, weight: Array, eps: float, readers: Sequence[Weight] = ()) -> Activations:
         return norm_with_forms(x, weight, eps, readers, self._norm_plans)
 
+    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Activations:
+        centred = x - x.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+        return Activations(self.norm(centred, weight, eps).x + bias)
+
     def head_norm(self, x: Array, weight: Array, eps: float) -> Array:
         return norm.head_norm(x, weight, eps)
 

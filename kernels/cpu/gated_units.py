@@ -1,7 +1,7 @@
 """How gate and up of a feed-forward are joined, and biases added: one vector-IR function for each `GatedUnit`.
 
-All have the arguments (gate, up, n, gate_bias, up_bias) and leave their result in gate, so that a kernel calls whichever
-it is given; those without biases do not read the last two.
+All have the arguments (gate, up, n, gate_bias, up_bias) and leave their result in gate, so that a kernel calls
+whichever it is given; those without biases do not read the last two.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from numba import njit
 
 from kernels.backend import RouterSpec
 
-_GATINGS = {"softmax": 0, "sigmoid": 1, "softmax_topk": 2}
+_GATINGS = {"softmax": 0, "sigmoid": 1, "softmax_topk": 2, "sparsemixer": 3}
 _NO_BIAS = np.zeros(0, np.float32)
 
 
@@ -21,7 +21,7 @@ def _scores(logits, gating, scores):
     for e in range(logits.shape[0]):
         logit = np.float64(logits[e])
         # Two forms so that exp never overflows and a score near 0 keeps its digits.
-        if gating == 2:
+        if gating >= 2:
             scores[e] = logit
         elif logit >= 0:
             scores[e] = 1.0 / (1.0 + math.exp(-logit))
@@ -84,7 +84,23 @@ def _exclude_groups(selection, num_groups, num_groups_used, two_best):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _route(logits, bias, gating, normalise, scale, num_groups, num_groups_used, topk_ids, topk_weights):
+def _mixer_weights(scores, topk_ids, threshold, left, weights):
+    """The share of each chosen expert among those not chosen before it that lie near the best of them."""
+    left[:] = scores
+    for k in range(topk_ids.shape[0]):
+        best, total = -np.inf, 0.0
+        for e in range(left.shape[0]):
+            best = max(best, left[e])
+        for e in range(left.shape[0]):
+            near = (best - left[e]) / max(abs(scores[e]), best) <= threshold
+            if e == topk_ids[k] or near:
+                total += math.exp(left[e] - best)
+        weights[k] = math.exp(left[topk_ids[k]] - best) / total
+        left[topk_ids[k]] = -np.inf
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _route(logits, bias, gating, normalise, scale, num_groups, num_groups_used, threshold, topk_ids, topk_weights):
     n_tokens, num_experts = logits.shape
     k_experts = topk_ids.shape[1]
     scores = np.empty(num_experts, np.float64)
@@ -107,6 +123,8 @@ def _route(logits, bias, gating, normalise, scale, num_groups, num_groups_used, 
             selection[e] = np.nan
         if gating == 2:
             _softmax(chosen, chosen)
+        elif gating == 3:
+            _mixer_weights(scores, topk_ids[t], threshold, selection, chosen)
         elif normalise:
             chosen /= chosen.sum()
         for k in range(k_experts):
@@ -126,7 +144,7 @@ def route(
     shape = (router_logits.shape[0], spec.num_experts_per_tok)
     topk_ids, topk_weights = np.empty(shape, np.int32), np.empty(shape, np.float32)
     bias = _NO_BIAS if selection_bias is None else selection_bias
-    gating, groups = _GATINGS[spec.gating], (spec.num_groups, spec.num_groups_used)
+    gating, groups = _GATINGS[spec.gating], (spec.num_groups, spec.num_groups_used, spec.mixer_threshold)
     failed = _route(router_logits, bias, gating, spec.norm_topk_prob, spec.scale, *groups, topk_ids, topk_weights)
     if failed >= 0:
         raise ValueError(f"router logits of token {failed} are not numbers")

@@ -30,7 +30,7 @@ from kernels.reference.embed import embed_ref
 from kernels.reference.experts import expert_combine_ref, expert_down_ref, expert_gate_up_ref
 from kernels.reference.gates import gated_norm_ref, sigmoid_gate_ref
 from kernels.reference.linear import gated_mlp_ref, linear_ref
-from kernels.reference.norm import head_norm_ref, norm_ref
+from kernels.reference.norm import head_norm_ref, layer_norm_ref, norm_ref
 from kernels.reference.rope import rope_ref
 from kernels.reference.router import route_ref
 from kernels.whole_layer import experts_by_steps
@@ -64,6 +64,9 @@ class ReferenceBackend:
 
     def norm(self, x: Array, weight: Array, eps: float, readers: Sequence[Weight] = ()) -> Activations:
         return Activations(norm_ref(x, weight, eps).astype(np.float32))
+
+    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Activations:
+        return Activations(layer_norm_ref(x, weight, bias, eps).astype(np.float32))
 
     def head_norm(self, x: Array, weight: Array, eps: float) -> Array:
         x[:] = head_norm_ref(x, weight, eps)

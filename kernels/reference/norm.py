@@ -11,6 +11,12 @@ def norm_ref(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     return np.asarray(x64 / np.sqrt(np.mean(x64 * x64, axis=-1, keepdims=True) + eps) * weight)
 
 
+def layer_norm_ref(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float) -> np.ndarray:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis: float64, the shape of x."""
+    x64 = x.astype(np.float64)
+    return norm_ref(x64 - x64.mean(axis=-1, keepdims=True), weight, eps) + bias
+
+
 def head_norm_ref(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """`norm_ref` over each run of len(weight) in the rows of x [T, n * len(weight)]: float64, the shape of x.
 

@@ -19,9 +19,9 @@ def router_scores_ref(router_logits: np.ndarray, gating: str) -> np.ndarray:
         return _softmax(logits)
     if gating == "sigmoid":
         return np.exp(-np.logaddexp(0.0, -logits))
-    if gating == "softmax_topk":
+    if gating in ("softmax_topk", "sparsemixer"):
         return logits
-    raise ValueError(f"router gating {gating!r}; there are softmax, sigmoid, softmax_topk")
+    raise ValueError(f"router gating {gating!r}; there are softmax, sigmoid, softmax_topk, sparsemixer")
 
 
 def _exclude_groups(selection: np.ndarray, spec: RouterSpec, biased: bool) -> np.ndarray:
@@ -36,6 +36,22 @@ def _exclude_groups(selection: np.ndarray, spec: RouterSpec, biased: bool) -> np
     return np.where(kept[..., None], grouped, -np.inf).reshape(n_tokens, -1)
 
 
+def _mixer_weights(logits: np.ndarray, topk_ids: np.ndarray, threshold: float) -> np.ndarray:
+    """SparseMixer's weights in use (arXiv 2409.12136), [T, K]: see `RouterSpec`. One that was chosen counts itself,
+    however far it lies behind."""
+    weights = np.empty(topk_ids.shape)
+    left = logits.copy()
+    rows = np.arange(logits.shape[0])
+    for k in range(topk_ids.shape[1]):
+        chosen, best = topk_ids[:, k], left.max(axis=-1, keepdims=True)
+        near = (best - left) / np.maximum(np.abs(logits), best) <= threshold
+        near[rows, chosen] = True
+        shares = np.where(near, np.exp(left - best), 0.0)
+        weights[:, k] = shares[rows, chosen] / shares.sum(axis=-1)
+        left[rows, chosen] = -np.inf
+    return weights
+
+
 def route_ref(
     router_logits: np.ndarray, spec: RouterSpec, selection_bias: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -48,6 +64,8 @@ def route_ref(
     topk_weights = np.take_along_axis(scores, topk_ids, axis=-1)
     if spec.gating == "softmax_topk":
         topk_weights = _softmax(topk_weights)
+    elif spec.gating == "sparsemixer":
+        topk_weights = _mixer_weights(scores, topk_ids, spec.mixer_threshold)
     elif spec.norm_topk_prob:
         topk_weights = topk_weights / topk_weights.sum(axis=-1, keepdims=True)
     return topk_ids.astype(np.int32), topk_weights * spec.scale

@@ -41,8 +41,7 @@ class NextGate:
     def logits(self, router: RouterWeights, residual: Array) -> np.ndarray:
         """Selection scores float32 [T, E] (selection bias added) of `router` on residual rows [T, D]."""
         backend = self._backend
-        a = backend.norm(residual, router.ffn_norm, router.norm_eps, readers=(router.ffn_gate_inp,))
-        logits = backend.to_host(router.logits(backend, a))
+        logits = backend.to_host(router.logits(backend, router.normed(backend, residual)))
         if router.exp_probs_b is None:
             return logits
         # A selection bias is added to sigmoid scores (or softmax ones), so ranking needs them too.

@@ -54,8 +54,7 @@ class PrefetchSteeredRouting(CachePriorRouting):
 
     def _stock(self, target: RouterWeights, residual: Array, a: Activations) -> Inserted | None:
         if self._steering.norm == NEXT_NORM:
-            readers = (target.ffn_gate_inp,)
-            a = self._backend.norm(residual, target.ffn_norm, target.norm_eps, readers=readers)
+            a = target.normed(self._backend, residual)
         new, evicted = self._cache.insert(target.layer, self._likely(target, a), self._inserts)
         if not new.size:
             return None

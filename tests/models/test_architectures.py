@@ -142,6 +142,16 @@ CASES = {
     "lfm2moe_one_expert": Case("lfm2moe", {"num_experts_per_tok": 1, "norm_topk_prob": False, "conv_L_cache": 2}),
     "lfm2moe_all_experts": Case("lfm2moe", {"num_experts_per_tok": 5, "num_dense_layers": 0}),
     "lfm2moe_attention_only": Case("lfm2moe", {"layer_types": ["full_attention"] * 4}),
+    "phimoe": Case("phimoe"),
+    "phimoe_plain": Case(
+        "phimoe",
+        {
+            "attention_bias": False,
+            "lm_head_bias": False,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    ),
+    "phimoe_two_experts": Case("phimoe", {"num_local_experts": 2, "num_key_value_heads": 1}),
     "llama": Case("llama"),
     "llama_one_expert": Case("llama", {"num_experts_per_tok": 1}),
     "llama_all_experts": Case("llama", {"num_experts_per_tok": 5}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from kernels.cpu.vector_ir import F16, F32, I16, I32, V8F32, Emitter, vec
@@ -31,33 +30,24 @@ def load_float(e: Emitter, quant_type: QuantType, address: Any) -> Any:
     return e.b.bitcast(e.b.shl(e.b.zext(e.load(address, I16), I32), e.i32(16)), F32)
 
 
-def row_dots(e: Emitter, quant_type: QuantType, rows: Sequence[Any], n_cols: Any, record: Any) -> list[Any]:
-    """Float32 dots of the rows at addresses `rows` with the float32 row at `record`; any width: the tail goes one by
-    one.
-    """
+def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: Any) -> Any:
+    """Float32 dot of the row at address `row` with the float32 row at `record`; any width: the tail goes one by one."""
     b, size, step = e.b, block_bytes(quant_type), 8 * _UNROLL
     n_whole = b.lshr(n_cols, e.i64(step.bit_length() - 1))
 
     def body(i: Any, sums: list[Any]) -> list[Any]:
-        w_step, x_base = b.mul(i, e.i64(step * size)), b.add(record, b.mul(i, e.i64(step * 4)))
+        w_base, x_base = b.add(row, b.mul(i, e.i64(step * size))), b.add(record, b.mul(i, e.i64(step * 4)))
         for u in range(_UNROLL):
-            x = e.load(e.at(x_base, 32 * u), V8F32, 4)
-            for r, row in enumerate(rows):
-                w = load_floats(e, quant_type, e.at(b.add(row, w_step), 8 * u * size))
-                sums[r * _UNROLL + u] = e.fma(w, x, sums[r * _UNROLL + u])
+            w = load_floats(e, quant_type, e.at(w_base, 8 * u * size))
+            sums[u] = e.fma(w, e.load(e.at(x_base, 32 * u), V8F32, 4), sums[u])
         return sums
 
-    start = [e.zero(V8F32)] * (_UNROLL * len(rows))
-    sums = e.loop_or_skip(n_whole, start, body)
-    totals = []
-    for r in range(len(rows)):
-        a, c, d, f = sums[r * _UNROLL : (r + 1) * _UNROLL]
-        totals.append(e.reduce(b.fadd, b.fadd(b.fadd(a, c), b.fadd(d, f)), 8))
-    first = b.shl(n_whole, e.i64(step.bit_length() - 1))
+    p, q, r, s = e.loop_or_skip(n_whole, [e.zero(V8F32)] * _UNROLL, body)
+    total = e.reduce(b.fadd, b.fadd(b.fadd(p, q), b.fadd(r, s)), 8)
 
     def tail(i: Any, values: list[Any]) -> list[Any]:
         x = e.load(b.add(record, b.shl(i, e.i64(2))), F32, 4)
-        at = b.mul(i, e.i64(size))
-        return [e.fma(load_float(e, quant_type, b.add(row, at)), x, v) for row, v in zip(rows, values, strict=True)]
+        return [e.fma(load_float(e, quant_type, b.add(row, b.mul(i, e.i64(size)))), x, values[0])]
 
-    return e.loop_or_skip(n_cols, totals, tail, first=first)
+    (total,) = e.loop_or_skip(n_cols, [total], tail, first=b.shl(n_whole, e.i64(step.bit_length() - 1)))
+    return total

@@ -132,7 +132,7 @@ def _iq4_xs(e: Emitter, p: Any) -> SuperBlock:
         e.const(high.type, 4),
     )
     scales = b.sub(b.or_(b.zext(low, high.type), high), e.const(high.type, 32))
-    q = [e.lookup(IQ4_VALUES, nibbles(e, e.at(p, 8 + 16 * g))) for g in range(8)]
+    q = [e.lookup(IQ4_VALUES, nibbles(e, [e.at(p, 8 + 16 * g)])) for g in range(8)]
     return SuperBlock(e.half(p), q, e.shuffle(scales, [j // 2 for j in range(16)]), signed=True)
 
 
@@ -146,8 +146,8 @@ UNPACK: dict[QuantType, Callable[[Emitter, Any], SuperBlock]] = {
 }
 
 
-def row_dots(e: Emitter, quant_type: QuantType, rows: Sequence[Any], n_cols: Any, record: Any) -> list[Any]:
-    """Float32 dots of the rows at addresses `rows` with one q8_256 record. Within a super-block sums are exact
+def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: Any) -> Any:
+    """Float32 dot of the row at address `row` with one q8_256 record. Within a super-block sums are exact
     integers: |sum| <= 256 * 63 * 127 * 127 < 2^29 for Q6_K, the largest."""
     b, unpack, size = e.b, UNPACK[quant_type], block_bytes(quant_type)
     bsum_base = b.add(record, n_cols)
@@ -157,22 +157,21 @@ def row_dots(e: Emitter, quant_type: QuantType, rows: Sequence[Any], n_cols: Any
         x_base, step = b.add(record, b.shl(i, e.i64(8))), b.mul(i, e.i64(size))
         dx = e.load(b.add(d_base, b.shl(i, e.i64(2))), F32, 4)
         bsum = e.load(b.add(bsum_base, b.shl(i, e.i64(5))), V16I16, 2)
-        for r, row in enumerate(rows):
-            start = b.add(row, step)
-            for line in range(0, size, 64):
-                e.prefetch(e.at(start, PREFETCH_BYTES + line))
-            block = unpack(e, start)
-            total, apart = e.zero(V8I32), e.halves_apart(block.scales)
-            for g, q in enumerate(block.q):
-                x = e.load(e.at(x_base, 32 * g), V32I8)
-                total = e.scaled_dot(total, q, x, e.group_scale(apart, g), block.signed)
-            if block.mins is not None and block.dmin is None:
-                total = b.sub(total, e.madd(block.mins, bsum))
-            sums[2 * r] = e.fma(b.sitofp(total, V8F32), e.splat(b.fmul(block.d, dx), 8), sums[2 * r])
-            if block.dmin is not None:
-                low = b.sitofp(e.madd(block.mins, bsum), V8F32)
-                sums[2 * r + 1] = e.fma(low, e.splat(b.fmul(block.dmin, dx), 8), sums[2 * r + 1])
+        start = b.add(row, step)
+        for line in range(0, size, 64):
+            e.prefetch(e.at(start, PREFETCH_BYTES + line))
+        block = unpack(e, start)
+        total, apart = e.zero(V8I32), e.halves_apart(block.scales)
+        for g, q in enumerate(block.q):
+            x = e.load(e.at(x_base, 32 * g), V32I8)
+            total = e.scaled_dot(total, q, x, e.group_scale(apart, g), block.signed)
+        if block.mins is not None and block.dmin is None:
+            total = b.sub(total, e.madd(block.mins, bsum))
+        sums[0] = e.fma(b.sitofp(total, V8F32), e.splat(b.fmul(block.d, dx), 8), sums[0])
+        if block.dmin is not None:
+            low = b.sitofp(e.madd(block.mins, bsum), V8F32)
+            sums[1] = e.fma(low, e.splat(b.fmul(block.dmin, dx), 8), sums[1])
         return sums
 
-    sums = e.loop(b.lshr(n_cols, e.i64(8)), [e.zero(V8F32)] * (2 * len(rows)), body)
-    return [e.reduce(b.fadd, b.fsub(sums[2 * r], sums[2 * r + 1]), 8) for r in range(len(rows))]
+    products, minima = e.loop(b.lshr(n_cols, e.i64(8)), [e.zero(V8F32)] * 2, body)
+    return e.reduce(b.fadd, b.fsub(products, minima), 8)

@@ -44,13 +44,6 @@ class Staged:
     signed: bool = False
 
 
-def _joined(e: Emitter, parts: Sequence[Any]) -> Any:
-    """Vectors of the same length, one behind the other; their number is a power of two."""
-    while len(parts) > 1:
-        parts = [e.concat(parts[i], parts[i + 1]) for i in range(0, len(parts), 2)]
-    return parts[0]
-
-
 def _packed_header(e: Emitter, blocks: Sequence[Any]) -> Header:
     """d, dmin and the 12 bytes of Q4_K and Q5_K, a super-block in each 128 bits.
 
@@ -58,7 +51,7 @@ def _packed_header(e: Emitter, blocks: Sequence[Any]) -> Header:
     and w2 >> 4.
     """
     b, width = e.b, len(blocks)
-    header = _joined(e, [e.load(p, vec(I32, 4)) for p in blocks])
+    header = e.joined([e.load(p, vec(I32, 4)) for p in blocks])
 
     def in_each(words: Sequence[int]) -> Any:
         return e.shuffle(header, [4 * k + w for k in range(width) for w in words])
@@ -79,7 +72,7 @@ def _packed_header(e: Emitter, blocks: Sequence[Any]) -> Header:
 def _iq4_xs_header(e: Emitter, blocks: Sequence[Any]) -> Header:
     """d, 16 bits with the high two of each sub-scale, 4 bytes with the low nibbles; a sub-scale is both - 32."""
     b, width = e.b, len(blocks)
-    header = _joined(e, [e.load(p, vec(I16, 4)) for p in blocks])
+    header = e.joined([e.load(p, vec(I16, 4)) for p in blocks])
     kind = vec(I16, 8 * width)
     low = e.shuffle(header, [4 * k + 2 + g // 4 for k in range(width) for g in range(8)])
     low = b.and_(b.lshr(low, e.const(kind, [4 * (g % 4) for g in range(8)] * width)), e.const(kind, 15))
@@ -100,7 +93,7 @@ def _q5_k_groups(e: Emitter, p: Any) -> list[Any]:
 
 
 def _iq4_xs_groups(e: Emitter, p: Any) -> list[Any]:
-    return [e.lookup(IQ4_VALUES, nibbles(e, e.at(p, 8 + 16 * g))) for g in range(8)]
+    return [e.lookup(IQ4_VALUES, nibbles(e, [e.at(p, 8 + 16 * g)])) for g in range(8)]
 
 
 STAGED: dict[QuantType, Staged] = {

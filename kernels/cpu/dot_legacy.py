@@ -20,12 +20,12 @@ from typing import Any
 from llvmlite import ir
 
 from kernels.cpu.dot_iq import IQ4_VALUES, MXFP4_VALUES, e8m0_half
-from kernels.cpu.vector_ir import F16, F32, I1, I8, I32, PREFETCH_BYTES, V8F32, V8I32, V32I8, Emitter, vec
+from kernels.cpu.vector_ir import F16, F32, I1, I8, I32, PREFETCH_BYTES, V32I8, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes
 
-_CHAINS = (
-    5  # sums of a row: four of products, since one fused multiply-add takes 4 cycles, and one of minima or offsets
-)
+_STEP = 8  # blocks of one step of the row dot
+_CHAINS = 4  # sums of products, since one fused multiply-add takes 4 cycles
+_WINDOW_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,11 @@ class Block32:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a type stores a block: w = d * (codes - offset) + m. `codes` are 0..127, or -128..127 if `signed`; the
-    scale d and the minimum m are float16 at d_at and m_at, or d is an e8m0 byte."""
+    """How a type stores a block: w = d * (codes - offset) + m. `codes` of the blocks at several addresses, one behind
+    the other, are 0..127, or -128..127 if `signed`; the scale d and the minimum m are float16 at d_at and m_at, or d is
+    an e8m0 byte."""
 
-    codes: Callable[[Emitter, Any], Any]
+    codes: Callable[[Emitter, Sequence[Any]], Any]
     d_at: int = 0
     m_at: int | None = None
     signed: bool = False
@@ -51,53 +52,92 @@ class Layout:
     e8m0: bool = False
 
 
-def nibbles(e: Emitter, address: Any) -> Any:
-    """16 bytes at `address` as 32 lanes: low nibbles, then high nibbles."""
-    packed = e.load(address, vec(I8, 16))
-    low = e.b.and_(packed, e.const(packed.type, 15))
-    return e.concat(low, e.b.lshr(packed, e.const(packed.type, 4)))
+def nibbles(e: Emitter, addresses: Sequence[Any]) -> Any:
+    """32 lanes from the 16 bytes at each address: low nibbles, then high nibbles."""
+    twice = [e.shuffle(e.load(p, vec(I8, 16)), [*range(16)] * 2) for p in addresses]
+    words = e.b.bitcast(e.joined(twice), vec(I32, 8 * len(twice)))
+    words = e.b.lshr(words, e.const(words.type, ([0] * 4 + [4] * 4) * len(twice)))
+    return e.b.bitcast(e.b.and_(words, e.const(words.type, 0x0F0F0F0F)), vec(I8, 32 * len(twice)))
 
 
-def _five_bits(e: Emitter, low: Any, high: Any) -> Any:
-    """The nibbles at `low`, plus 16 where the bit of the u32 at `high` is set."""
-    bits = e.b.bitcast(e.load(high, I32), vec(I1, 32))
-    return e.b.or_(nibbles(e, low), e.b.select(bits, e.const(V32I8, 16), e.zero(V32I8)))
+def _nibbles_at(e: Emitter, blocks: Sequence[Any], at: int) -> Any:
+    return nibbles(e, [e.at(p, at) for p in blocks])
+
+
+def _five_bits(e: Emitter, blocks: Sequence[Any], high: int, low: int) -> Any:
+    """The nibbles at byte `low`, plus 16 where the bit of the u32 at byte `high` is set."""
+    bits = e.joined([e.b.bitcast(e.load(e.at(p, high), I32), vec(I1, 32)) for p in blocks])
+    packed = _nibbles_at(e, blocks, low)
+    return e.b.or_(packed, e.b.select(bits, e.const(packed.type, 16), e.zero(packed.type)))
+
+
+def _bytes(e: Emitter, blocks: Sequence[Any]) -> Any:
+    return e.joined([e.load(e.at(p, 2), V32I8) for p in blocks])
 
 
 _MXFP4_OFFSET = max(MXFP4_VALUES)
 _MXFP4_CODES = tuple(value + _MXFP4_OFFSET for value in MXFP4_VALUES)
 
 LAYOUTS: dict[QuantType, Layout] = {
-    QuantType.Q8_0: Layout(lambda e, p: e.load(e.at(p, 2), V32I8), signed=True),
-    QuantType.Q4_0: Layout(lambda e, p: nibbles(e, e.at(p, 2)), offset=8),
-    QuantType.Q4_1: Layout(lambda e, p: nibbles(e, e.at(p, 4)), m_at=2),
-    QuantType.Q5_0: Layout(lambda e, p: _five_bits(e, e.at(p, 6), e.at(p, 2)), offset=16),
-    QuantType.Q5_1: Layout(lambda e, p: _five_bits(e, e.at(p, 8), e.at(p, 4)), m_at=2),
-    QuantType.IQ4_NL: Layout(lambda e, p: e.lookup(IQ4_VALUES, nibbles(e, e.at(p, 2))), signed=True),
+    QuantType.Q8_0: Layout(_bytes, signed=True),
+    QuantType.Q4_0: Layout(lambda e, ps: _nibbles_at(e, ps, 2), offset=8),
+    QuantType.Q4_1: Layout(lambda e, ps: _nibbles_at(e, ps, 4), m_at=2),
+    QuantType.Q5_0: Layout(lambda e, ps: _five_bits(e, ps, 2, 6), offset=16),
+    QuantType.Q5_1: Layout(lambda e, ps: _five_bits(e, ps, 4, 8), m_at=2),
+    QuantType.IQ4_NL: Layout(lambda e, ps: e.lookup(IQ4_VALUES, _nibbles_at(e, ps, 2)), signed=True),
     QuantType.MXFP4: Layout(
-        lambda e, p: e.lookup(_MXFP4_CODES, nibbles(e, e.at(p, 1))), offset=_MXFP4_OFFSET, e8m0=True
+        lambda e, ps: e.lookup(_MXFP4_CODES, _nibbles_at(e, ps, 1)), offset=_MXFP4_OFFSET, e8m0=True
     ),
 }
 
 
-def _scales(e: Emitter, layout: Layout, blocks: Sequence[Any], at: int) -> Any:
-    """The scales (or minima) at byte `at` of the blocks, as float32 lanes; converted together, which is most of their
+def _strided(e: Emitter, kind: Any, start: Any, at: int, stride: int, n: int) -> Any:
+    """The element of `kind` at byte `at` of each of n blocks, `stride` bytes apart from `start` on, as lanes.
+
+    With 512-bit vectors whole windows of the blocks are loaded and the lanes picked out of two at a time: a few
+    instructions, where one by one takes two an element. Nothing outside the blocks is read.
+    """
+    element_bytes = 1 if kind == I8 else 2
+    if n < _STEP or e.isa != "avx512vnni" or stride % element_bytes or at % element_bytes:
+        packed = ir.Constant(vec(kind, n), ir.Undefined)
+        for i in range(n):
+            packed = e.b.insert_element(packed, e.load(e.at(start, at + stride * i), kind), e.i32(i))
+        return packed
+    per = _WINDOW_BYTES // element_bytes
+    integers = vec(ir.IntType(8 * element_bytes), per)
+    picked: Any = None
+    lanes: list[int] = []  # of `picked`: where the elements found so far are
+    for begin in range(0, n * stride, _WINDOW_BYTES):
+        first = min(begin, n * stride - _WINDOW_BYTES)
+        places = [at + stride * i for i in range(n)]
+        inside = [(place - first) // element_bytes for place in places if begin <= place < begin + _WINDOW_BYTES]
+        if not inside:
+            continue
+        window = e.load(e.at(start, first), integers)
+        if picked is None:
+            picked, lanes = window, inside
+        else:
+            taken = [*lanes, *(per + j for j in inside)]
+            picked = e.shuffle(picked, taken + [0] * (per - len(taken)), window)
+            lanes = [*range(len(taken))]
+    return e.b.bitcast(e.shuffle(picked, lanes), vec(kind, n))
+
+
+def _scales(e: Emitter, layout: Layout, start: Any, at: int, stride: int, n: int) -> Any:
+    """The scales (or minima) at byte `at` of n blocks, as float32 lanes; converted together, which is most of their
     cost."""
-    kind = vec(I8 if layout.e8m0 else F16, len(blocks))
-    packed = ir.Constant(kind, ir.Undefined)
-    for i, p in enumerate(blocks):
-        packed = e.b.insert_element(packed, e.load(e.at(p, at), kind.element), e.i32(i))
-    return e8m0_half(e, packed) if layout.e8m0 else e.b.fpext(packed, vec(F32, len(blocks)))
+    packed = _strided(e, I8 if layout.e8m0 else F16, start, at, stride, n)
+    return e8m0_half(e, packed) if layout.e8m0 else e.b.fpext(packed, vec(F32, n))
 
 
 def _unpack(quant_type: QuantType) -> Callable[[Emitter, Any], Block32]:
     layout = LAYOUTS[quant_type]
 
     def unpack(e: Emitter, p: Any) -> Block32:
-        q = layout.codes(e, p)
+        q = layout.codes(e, [p])
         if layout.offset:
             q = e.b.sub(q, e.const(V32I8, layout.offset))
-        d = e.lane(_scales(e, layout, [p], layout.d_at), 0)
+        d = e.lane(_scales(e, layout, p, layout.d_at, 0, 1), 0)
         m = None if layout.m_at is None else e.half(e.at(p, layout.m_at))
         return Block32(d, q, layout.signed or layout.offset > 0, m)
 
@@ -107,8 +147,8 @@ def _unpack(quant_type: QuantType) -> Callable[[Emitter, Any], Block32]:
 UNPACK: dict[QuantType, Callable[[Emitter, Any], Block32]] = {t: _unpack(t) for t in LAYOUTS}
 
 
-def row_dots(e: Emitter, quant_type: QuantType, rows: Sequence[Any], n_cols: Any, record: Any) -> list[Any]:
-    """Float32 dots of the rows at addresses `rows` with one q8_32 record, 8 blocks a step, then the rest one by one.
+def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: Any) -> Any:
+    """Float32 dot of the row at address `row` with one q8_32 record, 8 blocks a step, then the rest one by one.
 
     sum of d * dx * (codes . q)  +  sum of m * s, or  -  offset * sum of d * s, where s = dx * sum of q.
     """
@@ -116,40 +156,41 @@ def row_dots(e: Emitter, quant_type: QuantType, rows: Sequence[Any], n_cols: Any
     d_base = b.add(record, n_cols)
     s_base = b.add(d_base, b.lshr(n_cols, e.i64(3)))
     n_blocks = b.lshr(n_cols, e.i64(5))
+    lanes = 8 * e.groups_at_once
 
     def steps(width: int) -> Callable[[Any, list[Any]], list[Any]]:
+        together = min(width, e.groups_at_once)
+
         def body(i: Any, sums: list[Any]) -> list[Any]:
             first = b.mul(i, e.i64(width))
             x_base, at = b.add(record, b.shl(first, e.i64(5))), b.shl(first, e.i64(2))
             dx, s = (e.load(b.add(base, at), vec(F32, width), 4) for base in (d_base, s_base))
-            for r, row in enumerate(rows):
-                start = b.add(row, b.mul(first, e.i64(size)))
-                for line in range(0, width * size, 64):
-                    e.prefetch(e.at(start, PREFETCH_BYTES + line))
-                blocks = [e.at(start, size * j) for j in range(width)]
-                d = _scales(e, layout, blocks, layout.d_at)
-                scale, mine = b.fmul(d, dx), _CHAINS * r
-                for j, p in enumerate(blocks):
-                    x = e.load(e.at(x_base, 32 * j), V32I8)
-                    products = e.dot(e.zero(V8I32), layout.codes(e, p), x, layout.signed)
-                    chain = mine + j % (_CHAINS - 1)
-                    sums[chain] = e.fma(b.sitofp(products, V8F32), e.shuffle(scale, [j] * 8), sums[chain])
-                if layout.offset or layout.m_at is not None:
-                    factor = d if layout.m_at is None else _scales(e, layout, blocks, layout.m_at)
-                    last = mine + _CHAINS - 1
-                    sums[last] = e.fma(e.widened(factor, 8), e.widened(s, 8), sums[last])
+            start = b.add(row, b.mul(first, e.i64(size)))
+            for line in range(0, width * size, 64):
+                e.prefetch(e.at(start, PREFETCH_BYTES + line))
+            d = _scales(e, layout, start, layout.d_at, size, width)
+            scale = b.fmul(d, dx)
+            for j in range(0, width, together):
+                blocks = [e.at(start, size * k) for k in range(j, j + together)]
+                x = e.load(e.at(x_base, 32 * j), vec(I8, 32 * together))
+                found = e.dot(e.zero(vec(I32, 8 * together)), layout.codes(e, blocks), x, layout.signed)
+                factor = e.shuffle(scale, [j + k // 8 for k in range(8 * together)])
+                found = e.widened(b.sitofp(found, factor.type), lanes)
+                chain = j // together % _CHAINS
+                sums[chain] = e.fma(found, e.widened(factor, lanes), sums[chain])
+            if layout.offset or layout.m_at is not None:
+                factor = d if layout.m_at is None else _scales(e, layout, start, layout.m_at, size, width)
+                sums[-1] = e.fma(e.widened(factor, 8), e.widened(s, 8), sums[-1])
             return sums
 
         return body
 
-    sums = [e.zero(V8F32)] * (_CHAINS * len(rows))
+    sums = [*[e.zero(vec(F32, lanes))] * _CHAINS, e.zero(vec(F32, 8))]
     n_wide = b.lshr(n_blocks, e.i64(3))
-    sums = e.loop_or_skip(n_wide, sums, steps(8))
-    sums = e.loop_or_skip(n_blocks, sums, steps(1), first=b.shl(n_wide, e.i64(3)))
+    sums = e.loop_or_skip(n_wide, sums, steps(_STEP))
+    *chains, low = e.loop_or_skip(n_blocks, sums, steps(1), first=b.shl(n_wide, e.i64(3)))
     factor = e.splat(e.f32(-float(layout.offset) if layout.offset else 1.0), 8)
-    results = []
-    for r in range(len(rows)):
-        *chains, low = sums[_CHAINS * r : _CHAINS * (r + 1)]
-        total = e.fma(low, factor, b.fadd(b.fadd(chains[0], chains[1]), b.fadd(chains[2], chains[3])))
-        results.append(e.reduce(b.fadd, total, 8))
-    return results
+    total = b.fadd(b.fadd(chains[0], chains[1]), b.fadd(chains[2], chains[3]))
+    while total.type.count > 8:
+        total = b.fadd(e.shuffle(total, range(8)), e.shuffle(total, range(8, 16)))
+    return e.reduce(b.fadd, e.fma(low, factor, total), 8)

@@ -20,19 +20,22 @@ DIRECT_TYPES: tuple[QuantType, ...] = (*dot_float.FLOAT_TYPES, *dot_legacy.UNPAC
 N_ROW_ARGUMENTS = 6
 
 
+def _family(quant_type: QuantType) -> Any:
+    """The module with the row dot of `quant_type`."""
+    if quant_type in dot_float.FLOAT_TYPES:
+        return dot_float
+    if quant_type in dot_k_staged.STAGED:
+        return dot_k_staged
+    return dot_k if quant_type in dot_k.UNPACK else dot_legacy
+
+
 def emit_rows(quant_type: QuantType) -> Emit:
     """Emits the `rows` function of `quant_type`."""
-    family: Any = (
-        dot_float if quant_type in dot_float.FLOAT_TYPES else dot_k if quant_type in dot_k.UNPACK else dot_legacy
-    )
+    family = _family(quant_type)
 
     def emit(e: Emitter, w: Any, row_bytes: Any, n_rows: Any, n_cols: Any, record: Any, out: Any) -> None:
         def one(i: Any, _: list[Any]) -> list[Any]:
-            row = e.b.add(w, e.b.mul(i, row_bytes))
-            if quant_type in dot_k_staged.STAGED:
-                value = dot_k_staged.row_dot(e, quant_type, row, n_cols, record)
-            else:
-                (value,) = family.row_dots(e, quant_type, [row], n_cols, record)
+            value = family.row_dot(e, quant_type, e.b.add(w, e.b.mul(i, row_bytes)), n_cols, record)
             e.store(value, e.b.add(out, e.b.shl(i, e.i64(2))), 4)
             return []
 

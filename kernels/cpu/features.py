@@ -1,7 +1,7 @@
 """Which vector instructions the inner loops use. Chosen once at import, overridden by PEARL_CPU or by an argument in
 tests.
 
-    avx512vnni  8-bit dot products (vpdpbusd, vpdpwssd) of AVX512-VNNI with 256-bit vectors
+    avx512vnni  8-bit dot products (vpdpbusd, vpdpwssd) of AVX512-VNNI, 256 or 512 bits wide
     avxvnni     the same instructions in their AVX encoding, on processors without AVX512
     avx2        vpmaddubsw and vpmaddwd
     neon        the sdot instruction of Armv8.2 dot product

@@ -76,6 +76,12 @@ class Emitter:
     def concat(self, low: Any, high: Any) -> Any:
         return self.shuffle(low, range(2 * low.type.count), high)
 
+    def joined(self, parts: Sequence[Any]) -> Any:
+        """Vectors of one type, one behind the other; their number is a power of two."""
+        while len(parts) > 1:
+            parts = [self.concat(parts[i], parts[i + 1]) for i in range(0, len(parts), 2)]
+        return parts[0]
+
     def lane(self, value: Any, index: int) -> Any:
         return self.b.extract_element(value, self.i32(index))
 
@@ -184,12 +190,20 @@ class Emitter:
     def fma(self, x: Any, y: Any, z: Any) -> Any:
         return self.call("llvm.fma", x.type, [x, y, z])
 
+    @property
+    def groups_at_once(self) -> int:
+        """Groups in one vector of `dot` and `lookup`: two with 512-bit vectors."""
+        return 2 if self.isa == "avx512vnni" else 1
+
     # integer dot products of a group
     def dot(self, acc: Any, weights: Any, x: Any, signed: bool) -> Any:
-        """acc + 4-sums of weights * x. `weights` are 0..127 (not signed) or -128..127 (signed), `x` is -127..127."""
+        """acc + 4-sums of weights * x. `weights` are 0..127 (not signed) or -128..127 (signed), `x` is -127..127.
+
+        Two groups at once where `groups_at_once` is 2.
+        """
         if self.isa in _VNNI:
             weights, x = self._unsigned_by_sign(weights, x, signed)
-            return self._vnni("llvm.x86.avx512.vpdpbusd.256", acc, weights, x)
+            return self._vnni(f"llvm.x86.avx512.vpdpbusd.{8 * weights.type.count}", acc, weights, x)
         if self.isa == "avx2":
             weights, x = self._unsigned_by_sign(weights, x, signed)
             return self.b.add(acc, self.madd(self._maddubs(weights, x), self.const(V16I16, 1)))
@@ -235,9 +249,9 @@ class Emitter:
         return self.b.add(self.shuffle(product, range(0, lanes, 2)), self.shuffle(product, range(1, lanes, 2)))
 
     def lookup(self, table: Sequence[int], index: Any) -> Any:
-        """table[index] for 32 byte lanes of 0..15; `table` has 16 entries."""
+        """table[index] for the byte lanes of one group or `groups_at_once`, 0..15; `table` has 16 entries."""
         if self.isa in (*_VNNI, "avx2"):
-            return self._pshufb(self.const(V32I8, list(table) * 2), index)
+            return self._pshufb(self.const(index.type, list(table) * (index.type.count // 16)), index)
         if self.isa == "neon":
             half = [self.shuffle(index, range(16 * h, 16 * h + 16)) for h in (0, 1)]
             row = self.const(vec(I8, 16), list(table))
@@ -251,19 +265,23 @@ class Emitter:
         return found
 
     def _pshufb(self, value: Any, index: Any) -> Any:
-        return self.call("llvm.x86.avx2.pshuf.b", V32I8, [value, index])
+        name = "llvm.x86.avx2.pshuf.b" if value.type.count == 32 else "llvm.x86.avx512.pshuf.b.512"
+        return self.call(name, value.type, [value, index])
 
     def _vnni(self, name: str, acc: Any, x: Any, y: Any) -> Any:
         if not _VNNI_TAKES_BYTES:
-            x, y = self.b.bitcast(x, V8I32), self.b.bitcast(y, V8I32)
-        return self.call(name, V8I32, [acc, x, y])
+            x, y = self.b.bitcast(x, acc.type), self.b.bitcast(y, acc.type)
+        return self.call(name, acc.type, [acc, x, y])
 
     def _unsigned_by_sign(self, weights: Any, x: Any, signed: bool) -> tuple[Any, Any]:
         """(|w|, x * sign(w)): the same products with an unsigned left side."""
         if not signed:
             return weights, x
-        negative = self.b.sub(self.zero(V32I8), weights)
-        magnitude = self.b.select(self.b.icmp_signed("<", weights, self.zero(V32I8)), negative, weights)
+        b, zero = self.b, self.zero(weights.type)
+        is_negative = b.icmp_signed("<", weights, zero)
+        magnitude = b.select(is_negative, b.sub(zero, weights), weights)
+        if weights.type.count > 32:  # there is no 512-bit vpsignb; where a weight is 0 the product is 0 anyhow
+            return magnitude, b.select(is_negative, b.sub(zero, x), x)
         return magnitude, self.call("llvm.x86.avx2.psign.b", V32I8, [x, weights])
 
     def _maddubs(self, weights: Any, x: Any) -> Any:

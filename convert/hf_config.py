@@ -29,6 +29,8 @@ ARCHITECTURES = {
     "Lfm2MoeForCausalLM": "lfm2moe",
     "MixtralForCausalLM": "llama",
     "OlmoeForCausalLM": "olmoe",
+    "PhiMoEForCausalLM": "phimoe",
+    "PhimoeForCausalLM": "phimoe",
     "Qwen2MoeForCausalLM": "qwen2moe",
     "Qwen3MoeForCausalLM": "qwen3moe",
     "Qwen3NextForCausalLM": "qwen3next",
@@ -36,8 +38,8 @@ ARCHITECTURES = {
     "Qwen3_5MoeForConditionalGeneration": "qwen35moe",
 }
 _PARTLY_ROTATED = ("glm4moe", "qwen35moe", "qwen3next")
-_WINDOWED = ("gemma4", "gpt-oss", "llama")  # architectures whose sliding window is kept
-_DEFAULT_THETA = {"gpt-oss": 1.5e5, "lfm2moe": 1e6, "llama": 1e6}  # transformers' own; the others' is 1e4
+_WINDOWED = ("gemma4", "gpt-oss", "llama", "phimoe")  # architectures whose sliding window is kept
+_DEFAULT_THETA = {"gpt-oss": 1.5e5, "lfm2moe": 1e6, "llama": 1e6, "phimoe": 1e6}  # else 1e4
 _SMALL_EPS = ("deepseek2", "gemma4", "granitemoe", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next")
 _DEFAULT_EPS = dict.fromkeys(_SMALL_EPS, 1e-6)  # the others' is 1e-5
 

@@ -168,6 +168,19 @@ def _lfm2(config: HfValues) -> Fields:
     }
 
 
+def _phimoe(config: HfValues) -> Fields:
+    config.require("num_experts_per_tok", 2)
+    config.require("router_jitter_noise", 0.01)
+    biased = bool(config.flag("attention_bias"))
+    return {
+        "attention_bias": biased,
+        "output_bias": biased,
+        "norm_biases": True,
+        "logit_bias": bool(config.flag("lm_head_bias")),
+        "sliding_window": config.optional_integer("sliding_window") or None,
+    }
+
+
 def _glm4(config: HfValues) -> Fields:
     groups = config.integer("n_group", default=1)
     return {
@@ -233,6 +246,7 @@ _FIELDS: dict[str, Callable[[HfValues], Fields]] = {
     "lfm2moe": _lfm2,
     "llama": _llama,
     "olmoe": _olmoe,
+    "phimoe": _phimoe,
     "qwen2moe": _qwen2,
     "qwen3moe": _qwen3,
     "qwen35moe": _qwen3_5,

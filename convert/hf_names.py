@@ -18,10 +18,14 @@ _TOP = {
     "norm.weight": "output_norm.weight",
     "embedding_norm.weight": "token_embd_norm.weight",
     "lm_head.weight": "output.weight",
+    "norm.bias": "output_norm.bias",
+    "lm_head.bias": "output.bias",
 }
 _LAYER = re.compile(r"^layers\.(\d+)\.(.+)$")
 _IN_LAYER = {
     "input_layernorm.weight": "attn_norm.weight",
+    "input_layernorm.bias": "attn_norm.bias",
+    "post_attention_layernorm.bias": "ffn_norm.bias",
     "post_attention_layernorm.weight": "ffn_norm.weight",
     "self_attn.q_norm.weight": "attn_q_norm.weight",
     "self_attn.k_norm.weight": "attn_k_norm.weight",

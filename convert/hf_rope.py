@@ -21,6 +21,7 @@ _OWN_KEYS = {
     "linear": set[str](),
     "yarn": {"beta_fast", "beta_slow", "truncate", "attention_factor"},
     "llama3": {"low_freq_factor", "high_freq_factor"},
+    "longrope": {"short_factor", "long_factor", "short_mscale", "long_mscale"},
 }
 _WITH_DIVISORS = ("llama", "granitemoe")  # architectures whose files may carry rope_freqs, so that llama.cpp reads them
 
@@ -37,7 +38,9 @@ def read_rope_scaling(
     if kind == "default":
         return None
     kinds = ["linear", "yarn"] + (["llama3"] if architecture in _WITH_DIVISORS else [])
-    if kind not in kinds or rope.values.get("factor") is None:
+    if architecture == "phimoe":
+        kinds = ["longrope"]
+    if kind not in kinds or (rope.values.get("factor") is None and kind != "longrope"):
         raise UnsupportedError(
             f"{config.path}: rope type {kind!r} is not supported for {architecture}; supported: default, "
             + ", ".join(kinds)
@@ -47,6 +50,8 @@ def read_rope_scaling(
     others = sorted(set(rope.values) - known)
     if others:
         raise UnsupportedError(f"{config.path}: rope parameter {others[0]} is not supported with {kind} scaling")
+    if kind == "longrope":
+        return _longrope(rope, n_rot())
     if kind == "llama3":
         return RopeScaling(kind, rope.real("factor"), tensors={"rope_freqs.weight": _divisors(rope, n_rot(), theta)})
     if kind == "linear":
@@ -61,6 +66,25 @@ def read_rope_scaling(
         beta_slow=_optional(rope, "beta_slow"),
         attention_factor=_attention_factor(rope, factor),
         log_multiplier=_log_multiplier(rope) if latent else None,
+    )
+
+
+def _longrope(rope: HfValues, n_rot: int) -> RopeScaling:
+    """Divisors for contexts up to the original one and for longer ones, and one factor on cos and sin for both."""
+    lists = {kind: rope.values.get(f"{kind}_factor") for kind in ("short", "long")}
+    for kind, values in lists.items():
+        numbers = isinstance(values, list) and all(type(v) in (int, float) for v in values)
+        if not isinstance(values, list) or len(values) != n_rot // 2 or not numbers:
+            raise UnsupportedError(f"{rope.path}: {kind}_factor is no list of {n_rot // 2} numbers")
+    factor, other = rope.real("short_mscale"), rope.real("long_mscale")
+    if factor != other:
+        raise UnsupportedError(f"{rope.path}: short_mscale {factor} and long_mscale {other} differ; a GGUF holds one")
+    return RopeScaling(
+        kind="longrope",
+        factor=1.0,
+        original_context=rope.integer("original_max_position_embeddings"),
+        attention_factor=factor,
+        tensors={f"rope_factors_{kind}.weight": tuple(map(float, values or ())) for kind, values in lists.items()},
     )
 
 

@@ -45,8 +45,8 @@ class WindowHeads:
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """`kind` "linear", "yarn", or one that a file keeps as `tensors`, by name, and no keys. `attention_factor`: beside
-    YaRN's own. `log_multiplier`: 0.1 * mscale_all_dim, of latent attention only.
+    """`kind` "linear", "yarn", or one that a file keeps as `tensors`, by name, without saying which.
+    `attention_factor`: beside YaRN's own. `log_multiplier`: 0.1 * mscale_all_dim, of latent attention only.
     """
 
     kind: str
@@ -92,6 +92,8 @@ class ModelDims:
     num_groups: int | None = None
     num_groups_used: int | None = None
     output_bias: bool = False  # on attention's output
+    norm_biases: bool = False  # norms take the mean off and add a bias
+    logit_bias: bool = False  # on the output matrix
     sinks: bool = False  # one a head
     expert_biases: bool = False  # on the router and on all experts
     sliding_window: int | None = None
@@ -214,11 +216,10 @@ def _add_latent_keys(metadata: Metadata, arch: str, latent: LatentDims) -> None:
 
 
 def _add_rope_scaling(metadata: Metadata, arch: str, scaling: RopeScaling) -> None:
-    if scaling.tensors:
-        return
     at = f"{arch}.rope.scaling"
-    metadata.string(f"{at}.type", scaling.kind)
-    metadata.f32(f"{at}.factor", scaling.factor)
+    if not scaling.tensors:
+        metadata.string(f"{at}.type", scaling.kind)
+        metadata.f32(f"{at}.factor", scaling.factor)
     if scaling.original_context is not None:
         metadata.u32(f"{at}.original_context_length", scaling.original_context)
     for name, value in (

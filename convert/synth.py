@@ -151,7 +151,7 @@ def _jobs(tensor: OutputTensor, *, sizes: Shape, seed: int) -> list[Job]:
         return [lambda: np.array(values, dtype=np.float32).view(np.uint8)]
     if tensor.name.endswith(".ssm_a"):  # heads that hardly forget, and heads that forget at once
         return [lambda: -np.geomspace(0.05, 8.0, tensor.shape[0], dtype=np.float32).view(np.uint8)]
-    if "norm" in tensor.name or "scale" in tensor.name:
+    if "scale" in tensor.name or ("norm" in tensor.name and not tensor.name.endswith(".bias")):
         return [lambda: np.ones(tensor.shape[0], dtype=np.float32).view(np.uint8)]
     if tensor.name.endswith("_exps.weight"):
         stem = tensor.name.removesuffix("_exps.weight")

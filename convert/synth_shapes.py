@@ -142,6 +142,16 @@ SHAPES = {
         "spm",
         tied=True,
     ),
+    # Without its longrope: the lists of divisors say nothing about speed.
+    "phi-3.5-moe": Shape(
+        ModelDims(
+            architecture="phimoe", hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128,
+            intermediate_size=6400, moe_intermediate_size=6400, num_experts=16, num_experts_per_tok=2,
+            vocab_size=32064, context_length=131072, rope_theta=1e4, rms_norm_eps=1e-5, attention_bias=True,
+            output_bias=True, norm_biases=True, logit_bias=True,
+        ),
+        "spm",
+    ),
     "gpt-oss-20b": Shape(_gpt_oss(24, 32), "gpt-4o"),
     "gpt-oss-120b": Shape(_gpt_oss(36, 128), "gpt-4o"),
     "lfm2-8b-a1b": Shape(

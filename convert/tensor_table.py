@@ -25,7 +25,12 @@ def outer_shapes(dims: ModelDims) -> Shapes:
     made = dims.rope_scaling.tensors if dims.rope_scaling is not None else {}
     factors: Shapes = {name: (len(values),) for name, values in made.items()}
     norm = "token_embd_norm.weight" if dims.architecture == "lfm2moe" else "output_norm.weight"
-    return factors | {"token_embd.weight": table, norm: (dims.hidden_size,), "output.weight": table}
+    shapes = factors | {"token_embd.weight": table, norm: (dims.hidden_size,), "output.weight": table}
+    if dims.norm_biases:
+        shapes["output_norm.bias"] = (dims.hidden_size,)
+    if dims.logit_bias:
+        shapes["output.bias"] = (dims.vocab_size,)
+    return shapes
 
 
 def layer_shapes(dims: ModelDims, layer: int) -> Shapes:
@@ -39,6 +44,8 @@ def layer_shapes(dims: ModelDims, layer: int) -> Shapes:
     if dims.conv_kernel is not None and dims.conv_layers[layer]:
         mixer = _short_conv(hidden, dims.conv_kernel)
     shapes = {"attn_norm.weight": (hidden,), **mixer, f"{norm}.weight": (hidden,)}
+    if dims.norm_biases:
+        shapes |= {"attn_norm.bias": (hidden,), f"{norm}.bias": (hidden,)}
     if not has_experts(dims, layer):
         return shapes | _gated("ffn_{}.weight", hidden, dims.intermediate_size)
     shapes["ffn_gate_inp.weight"] = (dims.num_experts, hidden)

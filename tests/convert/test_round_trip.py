@@ -50,6 +50,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3moe_yarn_factor": ("qwen3moe", {"rope_parameters": {**YARN, "attention_factor": 1.3}}),
     "gemma4": ("gemma4", {}),
     "gemma4_own_values": ("gemma4", {"attention_k_eq_v": False, "final_logit_softcapping": None}),
+    "phimoe": ("phimoe", {}),
+    "phimoe_plain": (
+        "phimoe",
+        {
+            "attention_bias": False, "lm_head_bias": False, "sliding_window": 6,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    ),
     "lfm2moe": ("lfm2moe", {}),
     "lfm2moe_dense_first": (
         "lfm2moe",

@@ -53,6 +53,7 @@ TINY_SHAPES = [
         rope_scaling=RopeScaling("proportional", 1.0, tensors={"rope_freqs.weight": (1.0,) * 8 + (1e30,) * 24}),
         sliding_window=16, window_layers=(True, False), window_heads=WindowHeads(1, 32, 1e4),
     ),
+    tiny("phimoe", "spm", vocab_size=700, attention_bias=True, output_bias=True, norm_biases=True, logit_bias=True),
     tiny("gpt-oss", attention_bias=True, output_bias=True, sinks=True, expert_biases=True, sliding_window=16),
     tiny("lfm2moe", tied=True, qk_norm="head", leading_dense=1, gating=SIGMOID, conv_kernel=3, conv_layers=(True, 0)),
     tiny("qwen3next", qk_norm="head", n_rot=16, shared_intermediate_size=512, delta_net=DELTA_NET),

@@ -265,8 +265,8 @@ def _build(
     config, places, plan, depth = ground.config, ground.places, ground.plan, ground.fetch_depth
     if ground.on_device is not None:
         return open_on_device(
-            ground.on_device, config, places, routers, policy, routing, reader.read, io_threads, predictor, depth,
-            next_use, notify,
+            options, ground.on_device, config, places, routers, policy, routing, reader.read, io_threads, predictor,
+            depth, next_use, notify,
         )  # fmt: skip
     controller = build_controller(
         places, plan.slots, (config.hidden_size, config.moe_intermediate_size), routers, ground.backend, policy,

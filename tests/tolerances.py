@@ -64,3 +64,15 @@ PERPLEXITY_RELATIVE = 1e-3
 
 DELTA_RULE_RELATIVE = 2e-6
 """A state in float32 that tens of tokens have gone over, against float64: a few roundings a token, decaying with it."""
+
+GPU_RELATIVE = 2e-6
+"""A GPU kernel through Triton's interpreter, float32 sums of some hundred terms, against float64."""
+
+TF32_RELATIVE = 1e-3
+"""Products of numbers rounded to 11 significant bits: 2^-11 a term, which sums with random signs do not enlarge."""
+
+GPU_LOGITS_F32 = 2e-6
+"""Logits of a float32 model on the GPU path against the CPU path, over the largest: sums in another order."""
+
+GPU_LOGITS_QUANTISED = 0.02
+"""Logits of a Q8_0 model likewise: the CPU rounds activations to 8 bits, the GPU keeps them in float32."""

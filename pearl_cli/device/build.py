@@ -11,7 +11,10 @@ from kernels.gpu.device_calls import DeviceCalls
 from kernels.gpu.timeline import Timeline
 from models.expert_provider import RouterWeights
 from pearl_cli.device.copy_queue import CopyQueue
+from pearl_cli.device.host_experts import HostExperts
 from pearl_cli.device.host_tier import HostPlan, HostTier
+from pearl_cli.device.miss_rule import MissRule
+from pearl_cli.device.mixed_controller import MixedController
 from pearl_cli.device.slot_marks import SlotMarks
 from pearl_cli.device.slot_table import DeviceSlotTable
 from pearl_cli.device.streamed_experts import StreamedExperts
@@ -46,6 +49,14 @@ class DeviceSide:
         return cls(calls, compute, copies, arena, table, SlotMarks(arena.num_slots, num_layers, num_experts))
 
 
+@dataclass(frozen=True, slots=True)
+class CpuForMisses:
+    """A backend on host arrays, and when to use it."""
+
+    backend: Backend
+    rule: MissRule
+
+
 def build_device_controller(
     side: DeviceSide,
     places: ExpertPlaces,
@@ -62,8 +73,11 @@ def build_device_controller(
     prefetch_depth: int = 0,
     notify: Callable[[str], None] | None = None,
     next_use: NextUse | None = None,
+    on_cpu: CpuForMisses | None = None,
 ) -> ResidencyController:
-    """As `pearl_cli.residency.build.build_controller`, with `plan` for the slots of the device."""
+    """As `pearl_cli.residency.build.build_controller`, with `plan` for the slots of the device; on_cpu: who computes
+    what misses there, where that may be; nothing is fetched on forecasts then.
+    """
     layers = layer_states(places, plan, shape, routers, policy)
     host = HostTier(side.calls, side.copies, places.places, host_plan, read, io_threads, notify)
     # Half of the slots that belong to no layer: a long prompt computes these while the others are filled.
@@ -72,8 +86,15 @@ def build_device_controller(
         side.calls, side.copies, side.compute, side.arena, side.table, side.marks, host, most_at_once
     )
     experts = StreamedExperts(
-        backend, side.calls, side.copies, side.compute, layers, side.table, side.marks, side.arena
-    )
+        backend, side.calls, side.copies, side.compute, layers, side.table, side.marks, side.arena,
+        HostExperts(on_cpu.backend, host) if on_cpu is not None else None,
+    )  # fmt: skip
+    if on_cpu is not None:
+        mixed = MixedController(
+            layers, routers, cast(Backend, experts), side.arena, queue, routing, next_use, experts, on_cpu.rule
+        )
+        mixed.route_by(routing)
+        return mixed
     prefetcher = None
     if predictor is not None:
         prefetcher = Prefetcher(predictor, layers, side.arena, queue, prefetch_depth, notify=notify)

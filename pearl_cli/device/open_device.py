@@ -14,10 +14,11 @@ from models.gguf import GGUFModel
 from models.kv_cache import KVCache
 from models.loader import non_expert_bytes
 from models.model import Model
-from pearl_cli.device.build import DeviceSide, build_device_controller
+from pearl_cli.device.build import CpuForMisses, DeviceSide, build_device_controller
 from pearl_cli.device.copy_queue import CopyQueue
 from pearl_cli.device.graphed_block import RecordingBackend, record_decoding
 from pearl_cli.device.host_tier import HostPlan
+from pearl_cli.device.measure_misses import measure_misses
 from pearl_cli.device.vram_plan import VramNeeds, plan_host, plan_vram, smaller
 from pearl_cli.host_memory import available_bytes, rss_bytes
 from pearl_cli.memory_plan import DEFAULT_SHARE, MemoryPlan, choose_context, typed, workspace_bytes
@@ -84,6 +85,7 @@ def plan_device(
 
 
 def open_on_device(
+    options: RunOptions,
     plan: DevicePlan,
     config: ModelConfig,
     places: ExpertPlaces,
@@ -102,11 +104,49 @@ def open_on_device(
     """
     side, vram = _open_side(plan, config, places, notify)
     shape = (config.hidden_size, config.moe_intermediate_size)
+    on_cpu = None
+    if options.miss != "copy":
+        on_cpu = _cpu_for_misses(options, plan, side, config, places, routers, notify)
+    if on_cpu is not None and predictor is not None:
+        predictor = None
+        if notify is not None:
+            notify(f"--miss {options.miss}: experts are not fetched on forecasts")
     controller = build_device_controller(
         side, places, vram.slots, plan.host, shape, routers, plan.gpu.backend, policy, routing, read, io_threads,
-        predictor, prefetch_depth, notify, next_use,
+        predictor, prefetch_depth, notify, next_use, on_cpu,
     )  # fmt: skip
     return controller, vram
+
+
+def _cpu_for_misses(
+    options: RunOptions,
+    plan: DevicePlan,
+    side: DeviceSide,
+    config: ModelConfig,
+    places: ExpertPlaces,
+    routers: Sequence[RouterWeights | None],
+    notify: Callable[[str], None] | None,
+) -> CpuForMisses | None:
+    """None, with a word about why, where the CPU cannot stand in."""
+    fault = None
+    if sum(count for _, count in plan.host.classes) < sum(len(triples) for triples in places.places):
+        fault = "host memory does not hold all experts; a larger --ram would"
+    elif any(router is not None and router.biases is not None for router in routers):
+        fault = "this model's experts have biases, which are on the GPU"
+    if fault is not None:
+        if notify is not None:
+            notify(f"--miss {options.miss}: {fault}: experts that miss are copied")
+        return None
+    from kernels.cpu.backend import CpuBackend
+
+    cpu = CpuBackend()
+    cpu.warmup({place.quant_type for triples in places.places for triple in triples for place in triple})
+    shape = (config.hidden_size, config.moe_intermediate_size)
+    rule = measure_misses(side, places, shape, cpu, always=options.miss == "cpu")
+    if notify is not None:
+        copied, computed = f"{1e6 * rule.copy_s:.0f} us", f"{1e6 * rule.cpu_s:.0f} us"
+        notify(f"--miss {options.miss}: an expert is copied in {copied} and computed on the CPU in {computed}")
+    return CpuForMisses(cpu, rule)
 
 
 def record_on_device(model: Model, plan: DevicePlan | None) -> None:

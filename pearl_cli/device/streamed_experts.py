@@ -7,12 +7,14 @@ The host waits for neither. Kernels find experts through the slot table on the d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from kernels.backend import Activations, Array, Backend, ExpertGroups, ExpertTable
 from kernels.gpu.device_calls import DeviceCalls, Region
 from kernels.gpu.timeline import Timeline
+from pearl_cli.device.host_experts import HostExperts
 from pearl_cli.device.slot_marks import SlotMarks
 from pearl_cli.device.slot_table import DeviceSlotTable
 from pearl_cli.device.vram_arena import VramArena
@@ -20,7 +22,9 @@ from pearl_cli.residency.layer_state import LayerState
 
 
 class StreamedExperts:
-    """What `ResidencyController` asks of a backend; tables handed in are those of the layers' states."""
+    """What `ResidencyController` asks of a backend; tables handed in are those of the layers' states. on_host: experts
+    of the call at work that `host_experts` computes instead; listed by themselves.
+    """
 
     def __init__(
         self,
@@ -32,7 +36,9 @@ class StreamedExperts:
         table: DeviceSlotTable,
         marks: SlotMarks,
         arena: VramArena,
+        host_experts: HostExperts | None = None,
     ) -> None:
+        self.on_host: frozenset[int] = frozenset()
         self._backend = backend
         self._calls = calls
         self._copies = copies
@@ -40,6 +46,8 @@ class StreamedExperts:
         self._slot_table = table
         self._marks = marks
         self._arena = arena
+        self._host_experts = host_experts
+        self._host_input: Array = None
         states = [state for state in layers if state is not None]
         self._state_of = {id(state.table): state for state in states}
         self._table_of = {id(state.table): table.view(state.layer, state.table) for state in states}
@@ -55,6 +63,9 @@ class StreamedExperts:
     ) -> None:
         state, on_device = self._state_of[id(table)], self._table_of[id(table)]
         expert_ids = groups.expert_ids[which]
+        if self.on_host and int(expert_ids[0]) in self.on_host:
+            self._host_input = a.x
+            return
         self._copies.wait(self._calls.compute, int(self._marks.copied[state.slot_of[expert_ids]].max()))
         reads = self._regions(state, expert_ids, (0, 1)) if self._calls.checked else ()
 
@@ -67,6 +78,9 @@ class StreamedExperts:
         """Also the last use of the listed experts in this call, so the mark goes here."""
         state, on_device = self._state_of[id(table)], self._table_of[id(table)]
         expert_ids = groups.expert_ids[which]
+        if self.on_host and int(expert_ids[0]) in self.on_host:
+            self._compute_on_host(state, groups, which, d)
+            return
         reads = self._regions(state, expert_ids, (2,)) if self._calls.checked else ()
 
         def work() -> None:
@@ -92,6 +106,19 @@ class StreamedExperts:
         )
         self._marks.note_use(state.layer, expert_ids, slots, self._compute.mark())
         return result
+
+    def _compute_on_host(self, state: LayerState, groups: ExpertGroups, which: np.ndarray, d: Array) -> None:
+        """Rows of the listed groups into d, while the device works on what it was given before."""
+        if self._host_experts is None:
+            raise ValueError("nobody computes experts on the host")
+        rows = self._host_experts.rows(state, self._backend.to_host(self._host_input), groups, which)
+
+        def upload(begin: int, end: int) -> None:
+            d[begin:end] = self._backend.from_host(rows[begin:end].copy())
+
+        for group in which.tolist():
+            begin, end = int(groups.offsets[group]), int(groups.offsets[group + 1])
+            self._calls.launch(partial(upload, begin, end), name="upload")
 
     def _regions(self, state: LayerState, expert_ids: np.ndarray, linears: Sequence[int]) -> list[Region]:
         """What a kernel reads: entries of the slot table, and the matrices that they point to."""

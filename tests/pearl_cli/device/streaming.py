@@ -9,8 +9,9 @@ import numpy as np
 
 from kernels.gpu.device_calls import DeviceCalls
 from kernels.reference.backend import ReferenceBackend
-from pearl_cli.device.build import DeviceSide, build_device_controller
+from pearl_cli.device.build import CpuForMisses, DeviceSide, build_device_controller
 from pearl_cli.device.host_tier import HostPlan
+from pearl_cli.device.miss_rule import MissRule
 from pearl_cli.predict.base import Predictor
 from pearl_cli.residency.build import ExpertPlaces
 from pearl_cli.residency.controller import ResidencyController
@@ -35,8 +36,9 @@ def device_controller(
     lock_limit_bytes: int = 1 << 40,
     notify: Callable[[str], None] | None = None,
     prefetch_slots: int = 0,
+    miss: MissRule | None = None,
 ) -> Iterator[ResidencyController]:
-    """vram, ram: 0 is the floor, 1 everything."""
+    """vram, ram: 0 is the floor, 1 everything. With `miss`, the reference stands in for the CPU too."""
     backend = ReferenceBackend()
     places = ExpertPlaces.of(store)
     low, high = floor_bytes(places.slot_bytes), full_bytes(places.slot_bytes, store.num_experts)
@@ -48,6 +50,7 @@ def device_controller(
         side, places, plan, HostPlan(host.classes, host.class_of_layer, lock_limit_bytes), (HIDDEN, WIDTH),
         store.routers(K), backend, make_policy(policy, popularity), ExactRouting(backend),
         read or read_file(store.path), io_threads, predictor, 2, notify,
+        on_cpu=CpuForMisses(ReferenceBackend(), miss) if miss is not None else None,
     )  # fmt: skip
     try:
         yield controller

@@ -53,7 +53,7 @@ def test_auto_with_a_driver_but_without_torch_says_so_and_computes_here(monkeypa
     (note,) = notes
     assert "pip install 'pearl-moe[gpu]'" in note
     assert "computing on the CPU" in note
-    with pytest.raises(UsageError, match=r"--device cuda: torch_that_is_not_there and triton_neither are not installed"):
+    with pytest.raises(UsageError, match="torch_that_is_not_there and triton_neither are not installed"):
         choose_gpu("cuda")
 
 

@@ -1,4 +1,4 @@
-"""PIN-MEM: page-locking refused wholly or in part. Experts still go to the device, once and loudly, and the same bits."""
+"""PIN-MEM: page-locking refused wholly or in part. It is said once, and experts still go to the device."""
 
 from __future__ import annotations
 

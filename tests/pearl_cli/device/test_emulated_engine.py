@@ -1,0 +1,106 @@
+"""The whole engine on the GPU path: Triton kernels through the interpreter, streams through the emulation.
+
+It equals the CPU path within a tolerance, and itself bit for bit whatever the budget and the order of completion.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tolerances import GPU_LOGITS_F32, GPU_LOGITS_QUANTISED
+
+ROOT = Path(__file__).resolve().parents[3]
+N_LAYERS, N_NEW = 2, 4
+LAUNCHES = ("launch expert_gate_up", "launch expert_down", "launch expert_combine", "launch experts", "launch graph")
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every case of `emulated_engine`, run once."""
+    program = Path(__file__).with_name("emulated_engine.py")
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path_factory.mktemp("models"))],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def logits(case: dict[str, Any]) -> np.ndarray:
+    return np.array(case["logits"])
+
+
+def relative(case: dict[str, Any], reference: dict[str, Any]) -> float:
+    return float(np.abs(logits(case) - logits(reference)).max() / np.abs(logits(reference)).max())
+
+
+def test_it_ran_there(cases: dict[str, Any]) -> None:
+    assert cases["cpu"]["device"] == "cpu"
+    assert cases["whole"]["device"] == "emulated"
+    assert cases["whole"]["misses"] == 0
+    assert cases["15%"]["kept"] < cases["seed 1"]["kept"] < cases["60%"]["kept"] < cases["whole"]["kept"]
+    assert cases["15%"]["misses"] > cases["60%"]["misses"] > 0
+    assert cases["fetching"]["prefetch_bytes"] > 0
+
+
+@pytest.mark.parametrize("name", ["whole", "15%", "psr"])
+def test_equal_to_the_cpu_within_tolerance(cases: dict[str, Any], name: str) -> None:
+    reference = cases["psr cpu" if name == "psr" else "cpu"]
+    assert relative(cases[name], reference) < GPU_LOGITS_F32
+
+
+@pytest.mark.parametrize("name", ["15%", "60%", "seed 1", "seed 2", "fetching", "refused"])
+def test_bits_do_not_depend_on_budget_or_order(cases: dict[str, Any], name: str) -> None:
+    np.testing.assert_array_equal(logits(cases[name]), logits(cases["whole"]))
+
+
+def test_steered_routing_does_not_depend_on_order(cases: dict[str, Any]) -> None:
+    np.testing.assert_array_equal(logits(cases["psr"]), logits(cases["psr again"]))
+
+
+def test_misses_on_the_cpu_stay_close(cases: dict[str, Any]) -> None:
+    case = cases["misses on cpu"]
+    assert case["decode_counts"]["launch upload"] > 0
+    assert relative(case, cases["cpu"]) < GPU_LOGITS_F32
+    assert any("--miss cpu: an expert is copied in" in note for note in case["notes"])
+
+
+def test_slots_shrink_when_the_device_refuses(cases: dict[str, Any]) -> None:
+    assert cases["refused"]["kept"] < cases["whole"]["kept"]
+    assert any("the GPU had no room for 576KiB of expert slots" in note for note in cases["refused"]["notes"])
+
+
+def test_the_demo_model_runs(cases: dict[str, Any]) -> None:
+    """Its Q8_0 weights meet activations of 8 bits on the CPU and of float32 on the GPU."""
+    assert relative(cases["demo 30%"], cases["demo cpu"]) < GPU_LOGITS_QUANTISED
+    np.testing.assert_array_equal(logits(cases["demo 30%"]), logits(cases["demo 60%"]))
+    np.testing.assert_array_equal(
+        logits(cases["demo 30%"]).argmax(axis=1), logits(cases["demo cpu"]).argmax(axis=1)
+    )
+
+
+def test_few_launches_a_layer_and_none_that_waits(cases: dict[str, Any]) -> None:
+    """Per layer and token one recorded launch (but for the first token at a length), then experts: one launch where the
+    layer holds all of them, else two for those that are here, two for those that come, one for the sum.
+    """
+    for name in ("whole", "15%", "60%", "seed 1", "fetching", "psr"):
+        counts = cases[name]["decode_counts"]
+        launches = sum(counts.get(launch, 0) for launch in LAUNCHES)
+        expert_launches = 1 if name == "whole" else 5
+        assert counts["launch graph"] == N_LAYERS * (N_NEW - 1), name
+        assert counts["captures"] == N_LAYERS, name
+        assert launches - counts["launch graph"] <= N_LAYERS * N_NEW * expert_launches, name
+        assert counts.get("device allocations", 0) == 0, name
+        assert counts.get("pins", 0) == 0, name
+        assert counts.get("events", 0) == 0, name
+        assert counts.get("synchronizations", 0) == 0, name
+    assert cases["whole"]["decode_counts"]["launch experts"] == N_LAYERS * N_NEW

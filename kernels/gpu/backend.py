@@ -114,6 +114,10 @@ class GpuBackend:
     ) -> Activations:
         return Activations(norm.norm(x, weight, eps, self.device))
 
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Activations:
+        centred = x - x.mean(dim=1, keepdim=True)
+        return Activations(norm.norm(centred, weight, eps, self.device) + bias)
+
     def head_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return norm.head_norm(x, weight, eps, self.device)
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+# Triton decides when it is imported whether kernels are interpreted, and any test may be the first to import it.
+os.environ["TRITON_INTERPRET"] = "1"
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_torch_thread() -> None:

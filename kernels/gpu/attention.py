@@ -31,7 +31,8 @@ def _scores(
         c = chunk * BLOCK_D + tl.arange(0, BLOCK_D)
         c_mask = c < head_dim
         q = tl.load(q_ptr + q_offsets[:, None] + c[None, :], mask=r_mask[:, None] & c_mask[None, :], other=0.0)
-        k = read_tile(k_ptr, k_rows[None, :], c[:, None], c_mask[:, None] & l_mask[None, :], head_dim, K_KIND, PRECISION)
+        k_mask = c_mask[:, None] & l_mask[None, :]
+        k = read_tile(k_ptr, k_rows[None, :], c[:, None], k_mask, head_dim, K_KIND, PRECISION)
         scores = split_dot(q, k, scores, PRECISION)
     return scores
 
@@ -87,7 +88,8 @@ def _attention_kernel(
         shift = tl.where(tile_max == -float("inf"), 0.0, tile_max)
         weights = tl.exp2(scores - shift[:, None])
         kept = tl.exp2(largest - shift)
-        v = read_tile(v_ptr, rows[:, None], v_columns[None, :], l_mask[:, None] & v_mask[None, :], value_dim, V_KIND, PRECISION)
+        lv_mask = l_mask[:, None] & v_mask[None, :]
+        v = read_tile(v_ptr, rows[:, None], v_columns[None, :], lv_mask, value_dim, V_KIND, PRECISION)
         acc = split_dot(weights, v, acc * kept[:, None], PRECISION)
         total = total * kept + tl.sum(weights, axis=1)
         largest = tile_max

@@ -89,13 +89,14 @@ def _amd_figures(assembly: str) -> tuple[int, int, int]:
             raise ValueError(f"no {name} in the assembly")
         return int(match.group(1))
 
-    spills = 4 * (figure("vgpr_spill_count") + figure("sgpr_spill_count"))
-    return figure("vgpr_count"), spills, figure("private_segment_fixed_size")
+    # Scalar registers spill into lanes of vector registers, which the count of those holds already.
+    return figure("vgpr_count"), 4 * figure("vgpr_spill_count"), figure("private_segment_fixed_size")
 
 
 def _report(kernel: Any, arch: str, log: str) -> Report:
     registers, spill, local = _amd_figures(kernel.asm["amdgcn"]) if arch.startswith("gfx") else _ptxas_figures(log)
-    return Report(kernel.metadata.name, arch, registers, spill, local, kernel.metadata.shared, kernel.metadata.num_warps)
+    meta = kernel.metadata
+    return Report(meta.name, arch, registers, spill, local, meta.shared, meta.num_warps)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.sigmoid import sigmoid
+
 BLOCK_T = 16
 
 
@@ -38,7 +40,7 @@ def _conv_kernel(
         old = state_ptr + (t + j)[:, None] * width + c[None, :]
         acc += weight[None, :] * tl.load(old, mask=mask & (at < 0)[:, None], other=0.0)
     if SILU:
-        acc = acc / (1.0 + tl.exp(-acc))
+        acc = acc * sigmoid(acc)
     tl.store(out_ptr + t.to(tl.int64)[:, None] * width + c[None, :], acc, mask=mask)
     if UPDATE:
         tl.debug_barrier()  # other threads of this program read the state for other tokens

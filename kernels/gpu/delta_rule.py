@@ -10,13 +10,8 @@ import triton
 import triton.language as tl
 
 from kernels.backend import DELTA_NORM_EPS, DeltaRule
+from kernels.gpu.sigmoid import sigmoid
 from kernels.gpu.tiling import Device, next_power_of_two
-
-
-@triton.jit
-def _sigmoid(x):
-    small = tl.exp(-tl.abs(x))
-    return tl.where(x >= 0, 1.0, small) / (1.0 + small)
 
 
 @triton.jit
@@ -48,7 +43,7 @@ def _delta_kernel(
         v = tl.load(row + 2 * num_key_heads * key_dim + h * value_dim + j, mask=j_mask, other=0.0)
         q = q * (q_scale / tl.sqrt_rn(tl.sum(q * q, axis=0) + eps))
         k = k * (1.0 / tl.sqrt_rn(tl.sum(k * k, axis=0) + eps))
-        rate = _sigmoid(tl.load(beta_ptr + t * stride_beta + h))
+        rate = sigmoid(tl.load(beta_ptr + t * stride_beta + h))
         state *= tl.exp(decay * _softplus(tl.load(alpha_ptr + t * stride_alpha + h) + dt_bias))
         recalled = tl.sum(state * k[:, None], axis=0)
         state += k[:, None] * (rate * (v - recalled))[None, :]

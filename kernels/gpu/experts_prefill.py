@@ -165,6 +165,7 @@ def down(
             made.down.shape[0], made.down.stride(0), table.hidden_size, lanes_of(quant_type, table.intermediate_size),
             row_bytes(quant_type, table.intermediate_size), h.stride(0), d.stride(0),
             TYPE=int(quant_type), SLOTS=SLOTS[quant_type], MIXED=len(made.down_types) > 1, HAS_BIAS=biases is not None,
-            PRECISION=weight_precision(quant_type, device), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_W=tile.block_w,
+            PRECISION=weight_precision(quant_type, device),
+            BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_W=tile.block_w,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from kernels.backend import GatedUnit
+from kernels.gpu.sigmoid import sigmoid
 
 UNITS = {"silu": 0, "gelu": 1, "clamped": 2}
 
@@ -14,15 +15,15 @@ UNITS = {"silu": 0, "gelu": 1, "clamped": 2}
 def join(gate, up, alpha, limit, UNIT: tl.constexpr):
     """unit(gate, up) elementwise in float32, without overflow for large numbers; NaN stays."""
     if UNIT == 0:
-        return gate / (1.0 + tl.exp(-gate)) * up
+        return gate * sigmoid(gate) * up
     elif UNIT == 1:
         # 0.5 (1 + tanh z) = sigmoid(2 z), z = sqrt(2 / pi) (g + 0.044715 g^3)
         z2 = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-        return gate / (1.0 + tl.exp(-z2)) * up
+        return gate * sigmoid(z2) * up
     else:
         low = tl.where(gate > limit, limit, gate)
         high = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-        return low / (1.0 + tl.exp(-alpha * low)) * (high + 1.0)
+        return low * sigmoid(alpha * low) * (high + 1.0)
 
 
 def unit_arguments(unit: GatedUnit) -> tuple[int, float, float]:

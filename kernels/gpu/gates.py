@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.sigmoid import sigmoid
+
 
 @triton.jit
 def _sigmoid_gate_kernel(x_ptr, gate_ptr, width, stride_x, stride_gate, BLOCK: tl.constexpr):
@@ -15,7 +17,7 @@ def _sigmoid_gate_kernel(x_ptr, gate_ptr, width, stride_x, stride_gate, BLOCK: t
     mask = c < width
     gate = tl.load(gate_ptr + t * stride_gate + c, mask=mask, other=0.0)
     x = tl.load(x_ptr + t * stride_x + c, mask=mask)
-    tl.store(x_ptr + t * stride_x + c, x / (1.0 + tl.exp(-gate)), mask=mask)
+    tl.store(x_ptr + t * stride_x + c, x * sigmoid(gate), mask=mask)
 
 
 def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:

@@ -30,8 +30,8 @@ def new_storage(n_heads: int, capacity: int, width: int, kind: str, device: torc
 
 @triton.jit
 def read_tile(cache_ptr, rows, c, mask, width, KIND: tl.constexpr, PRECISION: tl.constexpr):
-    """Components `c` of rows `rows` (int64, head * capacity + slot), broadcast together, as float32 that tensor cores of
-    PRECISION take as they are; masked ones 0. Half floats fit TF32 exactly.
+    """Components `c` of rows `rows` (int64, head * capacity + slot), broadcast together, as float32 that tensor cores
+    of PRECISION take as they are; masked ones 0. Half floats fit TF32 exactly.
     """
     if KIND == Q8_0_CACHE:
         block = cache_ptr + rows * (width // 32 * 34) + c // 32 * 34

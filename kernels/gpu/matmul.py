@@ -54,6 +54,7 @@ def matmul(
         lanes_of(weight.quant_type, weight.n_cols), row_bytes(weight.quant_type, weight.n_cols),
         x.stride(0), out.stride(0),
         TYPE=int(weight.quant_type), SLOTS=SLOTS[weight.quant_type], HAS_BIAS=bias is not None,
-        PRECISION=weight_precision(weight.quant_type, device), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_W=tile.block_w,
+        PRECISION=weight_precision(weight.quant_type, device),
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_W=tile.block_w,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.sigmoid import sigmoid
 from kernels.gpu.tiling import Device, next_power_of_two
 
 MAX_BLOCK = 4096
@@ -32,7 +33,7 @@ def _norm_kernel(x_ptr, gate_ptr, weight_ptr, out_ptr, width, n_runs, stride_x, 
         y = tl.load(x_row + i, mask=mask) * scale * tl.load(weight_ptr + i, mask=mask)
         if GATED:
             gate = tl.load(gate_row + i, mask=mask)
-            y = y * (gate / (1.0 + tl.exp(-gate)))
+            y = y * (gate * sigmoid(gate))
         tl.store(out_row + i, y, mask=mask)
 
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.backend import RouterSpec
+from kernels.gpu.sigmoid import sigmoid
 from kernels.gpu.tiling import next_power_of_two
 
 GATINGS = {"softmax": 0, "sigmoid": 1, "softmax_topk": 2}
@@ -64,8 +65,7 @@ def _router_kernel(
         e = tl.where(valid, tl.exp(logits - tl.max(logits)), 0.0)
         scores = e / tl.sum(e)
     elif GATING == 1:
-        small = tl.exp(-tl.abs(logits))
-        scores = tl.where(logits >= 0, 1.0, small) / (1.0 + small)
+        scores = sigmoid(logits)
     else:
         scores = logits
     selection = logits

@@ -138,6 +138,6 @@ def attention_tile(head_dim: int, n_rows: int, capacity: int, device: Device) ->
     split_length = max(256, next_power_of_two(-(-capacity // 128)))
     if device.interpreted:
         return AttentionTile(max(16, min(next_power_of_two(n_rows), 64)), 128, block_d, split_length, 1, 1)
-    wide = head_dim > 256  # latent attention: 512 output columns stay in registers
-    block_r = 16 if n_rows <= 16 or wide else 32
-    return AttentionTile(block_r, 32, block_d, split_length, 8 if wide else 4, 1)
+    if head_dim > 256:  # latent attention: 512 output columns stay in registers, which leaves few for keys
+        return AttentionTile(16, 16, 64, split_length, 8, 1)
+    return AttentionTile(16 if n_rows <= 16 else 32, 32, block_d, split_length, 4, 1)

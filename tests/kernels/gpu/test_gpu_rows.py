@@ -1,0 +1,102 @@
+"""GPU norms, gates, convolution and delta rule against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.backend import DeltaRule
+from kernels.gpu.backend import GpuBackend
+from kernels.reference.conv import causal_conv_ref
+from kernels.reference.delta_rule import delta_rule_ref
+from kernels.reference.gates import gated_norm_ref, sigmoid_gate_ref
+from kernels.reference.norm import head_norm_ref, norm_ref
+from tests.tolerances import FLOAT32_RELATIVE, FLOAT32_ROW_RELATIVE
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def relative_error(found: torch.Tensor, expected: np.ndarray) -> float:
+    return float(np.abs(found.numpy() - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("width", [1, 33, 63, 511, 2048])
+@pytest.mark.parametrize("n_tokens", [1, 3])
+def test_norm(gpu: GpuBackend, width: int, n_tokens: int) -> None:
+    x, weight = random(n_tokens, width + 3)[:, 2 : width + 2], random(width, seed=1)
+    found = gpu.norm(torch.from_numpy(x), torch.from_numpy(weight), 1e-5).x
+    assert relative_error(found, norm_ref(x, weight, 1e-5)) < FLOAT32_ROW_RELATIVE
+
+
+def test_rows_longer_than_a_block_are_walked_twice(gpu: GpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernels.gpu import norm as module
+    from kernels.gpu.tiling import Device
+
+    monkeypatch.setattr(module, "MAX_BLOCK", 128)
+    x, weight = random(2, 300), random(300, seed=1)
+    found = module.norm(torch.from_numpy(x), torch.from_numpy(weight), 1e-5, Device("sm_90", 132))
+    assert relative_error(found, norm_ref(x, weight, 1e-5)) < FLOAT32_ROW_RELATIVE
+
+
+@pytest.mark.parametrize("width", [8, 96])
+@pytest.mark.parametrize("gated", [False, True])
+def test_head_norm_works_in_place_on_a_slice(gpu: GpuBackend, width: int, gated: bool) -> None:
+    before, weight, gate = random(3, 5 * width), random(width, seed=1), random(3, 3 * width, seed=2)
+    rows = torch.from_numpy(before.copy())
+    part, old = rows[:, width : 4 * width], before[:, width : 4 * width]
+    if gated:
+        found = gpu.gated_norm(part, torch.from_numpy(gate), torch.from_numpy(weight), 1e-6)
+        expected = gated_norm_ref(old, gate, weight, 1e-6)
+    else:
+        found, expected = gpu.head_norm(part, torch.from_numpy(weight), 1e-6), head_norm_ref(old, weight, 1e-6)
+    assert found is part
+    assert relative_error(part, expected) < FLOAT32_ROW_RELATIVE
+    np.testing.assert_array_equal(rows[:, :width].numpy(), before[:, :width])
+    np.testing.assert_array_equal(rows[:, 4 * width :].numpy(), before[:, 4 * width :])
+
+
+def test_a_norm_weight_that_does_not_fit_is_refused(gpu: GpuBackend) -> None:
+    for op in (gpu.norm, gpu.head_norm):
+        with pytest.raises(ValueError, match="norm weight of 5"):
+            op(torch.zeros((2, 12)), torch.ones(5), 1e-5)
+
+
+def test_sigmoid_gate_in_place(gpu: GpuBackend) -> None:
+    before, gate = random(3, 1500), 50 * random(3, 1400, seed=1)
+    rows = torch.from_numpy(before.copy())
+    gpu.sigmoid_gate(rows[:, 100:], torch.from_numpy(gate))
+    assert relative_error(rows[:, 100:], sigmoid_gate_ref(before[:, 100:], gate)) < FLOAT32_ROW_RELATIVE
+    np.testing.assert_array_equal(rows[:, :100].numpy(), before[:, :100])
+
+
+@pytest.mark.parametrize("calls", [(1, 1, 1, 1, 1), (20, 1), (2, 5), (16,), (1, 40)])
+@pytest.mark.parametrize("silu", [False, True])
+def test_causal_conv_over_several_calls(gpu: GpuBackend, calls: tuple[int, ...], silu: bool) -> None:
+    width, state = 150, random(3, 150, seed=3)
+    kernel, on_gpu = random(4, width, seed=4), torch.from_numpy(state.copy())
+    for i, n_tokens in enumerate(calls):
+        x = random(n_tokens, width, seed=i)
+        found = gpu.causal_conv(torch.from_numpy(x), torch.from_numpy(kernel), on_gpu, silu)
+        assert relative_error(found, causal_conv_ref(x, kernel, state, silu)) < 2 * FLOAT32_ROW_RELATIVE
+        np.testing.assert_array_equal(on_gpu.numpy(), state)
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+@pytest.mark.parametrize("n_tokens", [1, 6])
+def test_delta_rule(gpu: GpuBackend, tiled: bool, n_tokens: int) -> None:
+    keys, heads, key_dim, value_dim = 2, 6, 16, 24
+    decay, dt_bias = -np.abs(random(heads)), random(heads, seed=1)
+    rule = DeltaRule(keys, heads, key_dim, value_dim, decay, dt_bias, tiled)
+    on_gpu = DeltaRule(keys, heads, key_dim, value_dim, torch.from_numpy(decay), torch.from_numpy(dt_bias), tiled)
+    qkv = random(n_tokens, 2 * keys * key_dim + heads * value_dim)
+    gates = random(n_tokens, 2 * heads, seed=2)
+    state = random(heads, key_dim, value_dim, seed=3)
+    copied = torch.from_numpy(state.copy())
+    both = torch.from_numpy(gates)
+    found = gpu.delta_rule(torch.from_numpy(qkv), both[:, :heads], both[:, heads:], on_gpu, copied)
+    expected = delta_rule_ref(qkv, gates[:, :heads], gates[:, heads:], rule, state)
+    assert relative_error(found, expected) < FLOAT32_RELATIVE
+    assert relative_error(copied, state) < FLOAT32_RELATIVE

@@ -10,7 +10,9 @@ import gguf
 import numpy as np
 import pytest
 
+from convert.open_in_ram import open_in_ram
 from convert.pipeline import ConvertOptions, convert
+from kernels.cpu.memory import allocate
 from kernels.quant_types import QuantType, row_bytes
 from kernels.reference.backend import ReferenceBackend
 from models.config import ModelConfig
@@ -28,8 +30,8 @@ tiny_models = pytest.importorskip("tests.tiny_models", reason="transformers is n
 NO_VOCAB = ConvertOptions(quant="f32", with_vocab=False)
 
 
-def logits(path: Path, ids: np.ndarray) -> np.ndarray:
-    with GGUFModel.open(path) as file:
+def logits(path: Path | GGUFModel, ids: np.ndarray) -> np.ndarray:
+    with GGUFModel.open(path) if isinstance(path, Path) else path as file:
         backend = ReferenceBackend()
         model = load_model(file, backend)
         store = ExpertStore(file, ModelConfig.from_gguf(file))
@@ -103,11 +105,16 @@ def test_folder_to_pearl_to_stock_to_pearl_keeps_the_logits(name: str, tmp_path:
     assert np.abs(first - expected).max() <= LOGITS_RELATIVE * np.abs(expected).max()
     np.testing.assert_array_equal(first, logits(stock, ids))
     np.testing.assert_array_equal(first, logits(again, ids))
+    np.testing.assert_array_equal(first, logits(open_in_ram(folder, NO_VOCAB, allocate), ids))
     with GGUFModel.open(pearl) as a, GGUFModel.open(again) as b:
         assert {n: a.read(n).tobytes() for n in a.tensors} == {n: b.read(n).tobytes() for n in b.tensors}
     dense = getattr(model.config, "first_k_dense_replace", getattr(model.config, "num_dense_layers", 0))
     stacks = [tensor.name for tensor in gguf.GGUFReader(stock).tensors if tensor.name.endswith("_exps.weight")]
     assert len(stacks) == 3 * (model.config.num_hidden_layers - dense)
+
+
+def test_every_architecture_goes_there_and_back() -> None:
+    assert {family for family, _ in MODELS.values()} == set(tiny_models.FAMILIES)
 
 
 def test_relayout_copies_metadata_with_its_types(tmp_path: Path) -> None:

@@ -135,7 +135,8 @@ def _attend_rows(call, at, scale, cache_k, cache_v, g, rows, positions, out, sta
 def _divide(call, g, rows, out, states):
     for m in range(rows[0], rows[1]):
         t, h = m // call.ratio, g * call.ratio + m % call.ratio
-        out[t, h * call.value_dim : (h + 1) * call.value_dim] /= states[t, h, 1]
+        for i in range(h * call.value_dim, (h + 1) * call.value_dim):
+            out[t, i] /= states[t, h, 1]
 
 
 @njit(nogil=True, cache=True)

@@ -1,6 +1,7 @@
-"""All experts of one token in one compiled call: gate, up and activation; the quantised rows; down and the weighted sum.
+"""All experts of one token in one compiled call: gate, up and their joining; the quantised rows; down and the sum.
 
-Bit for bit what `expert_rows` and the sum in rank order give; here nobody waits for arrivals, so a layer costs one call.
+Bit for bit what `expert_rows` and the sum in rank order give; nobody waits for arrivals here, so a layer costs one
+call.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _CALL = np.dtype(
         )
     ]
 )  # fmt: skip
-# Of all calls over one slot table: how gate and up are joined, addresses of biases (0: none) and of `add_row`, workspace
-# float32 h and u [K, F] and d [K, D], the records of h with their strides, and what makes them (0: not read).
+# Of all calls over one slot table: how gate and up are joined, addresses of biases (0: none) and of `add_row`,
+# workspace float32 h and u [K, F] and d [K, D], the records of h with their strides, what makes them (0: not read).
 
 
 @njit(nogil=True, cache=True)

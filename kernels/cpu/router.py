@@ -80,7 +80,8 @@ def _exclude_groups(selection, num_groups, num_groups_used, two_best):
         used[best] = True
     for g in range(num_groups):
         if not used[g]:
-            selection[g * size : (g + 1) * size] = -np.inf
+            for e in range(g * size, (g + 1) * size):
+                selection[e] = -np.inf
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -108,10 +109,8 @@ def _route(logits, bias, gating, normalise, scale, num_groups, num_groups_used, 
     chosen = np.empty(k_experts, np.float64)
     for t in range(n_tokens):
         _scores(logits[t], gating, scores)
-        selection[:] = scores
-        if bias.shape[0]:
-            for e in range(num_experts):
-                selection[e] += bias[e]
+        for e in range(num_experts):
+            selection[e] = scores[e] + bias[e] if bias.shape[0] else scores[e]
         if num_groups > 1:
             _exclude_groups(selection, num_groups, num_groups_used, bias.shape[0] > 0)
         for k in range(k_experts):
@@ -126,7 +125,11 @@ def _route(logits, bias, gating, normalise, scale, num_groups, num_groups_used, 
         elif gating == 3:
             _mixer_weights(scores, topk_ids[t], threshold, selection, chosen)
         elif normalise:
-            chosen /= chosen.sum()
+            total = 0.0
+            for k in range(k_experts):
+                total += chosen[k]
+            for k in range(k_experts):
+                chosen[k] /= total
         for k in range(k_experts):
             topk_weights[t, k] = chosen[k] * scale
     return -1

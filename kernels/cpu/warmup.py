@@ -7,8 +7,9 @@ NUMBA_CACHE_DIR, or in the user's cache directory where the sources are read-onl
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,15 +17,19 @@ import numpy as np
 from numba.core.dispatcher import Dispatcher
 
 from kernels.backend import DeltaRule, ExpertTable, RopeTable, RouterSpec, Weight
-from kernels.grouping import group_by_expert
+from kernels.cpu.compiling_process import CompilingProcess
+from kernels.cpu.parallel import max_threads
 from kernels.quant_types import QuantType, row_bytes
+from kernels.whole_layer import experts_by_steps
 
 if TYPE_CHECKING:
     from kernels.cpu.backend import CpuBackend
 
+_log = logging.getLogger("pearl.kernels")
+
 Progress = Callable[[str, int, int], None]
 _WIDTH, _HEAD_DIM, _EXPERTS = 256, 64, 2
-_TOKENS = (1, 12)  # one token, and enough to take the ways of many: _TOKENS[1] * 1 >= 4 * _EXPERTS
+_MANY = 12  # tokens, enough to take the ways of many: at least 4 * _EXPERTS
 
 
 def compiled_in_this_process() -> int:
@@ -40,27 +45,66 @@ def warm_up(
     """Make the kernels for weights of `quant_types` ready, those of `recurrent` layers too where asked for; returns
     whether anything had to be compiled by numba.
 
-    `progress(what, done, total)` is called before each step and once at the end.
+    `progress(what, done, total)` is called before each step and once at the end. Where the first step finds nothing in
+    the cache and there is a second core, another process compiles half of the rest meanwhile.
     """
     before = compiled_in_this_process()
     wanted = sorted({*quant_types, QuantType.F32})
-    steps = [(f"{t.name} dots", partial(_dots, backend, t)) for t in wanted]
-    for n in _TOKENS:
-        rows = "one token" if n == 1 else "many tokens"
-        steps += [
-            (f"linear, {rows}", partial(_linear, backend, wanted, n)),
-            (f"attention, {rows}", partial(_attention, backend, n)),
-            (f"experts, {rows}", partial(_experts, backend, wanted[0], n)),
-        ]
-        if recurrent:
-            steps.append((f"recurrent layers, {rows}", partial(_recurrent, backend, n)))
-    for done, (what, step) in enumerate(steps):
-        if progress is not None:
-            progress(what, done, len(steps))
-        step()
+    dots = [(f"{t.name} dots", partial(_dots, backend, t)) for t in wanted]
+    steps = [
+        ("norm", partial(_norm, backend)),
+        *dots,
+        ("linear, one token", partial(_linear, backend, wanted, 1)),
+        ("attention, one token", partial(_attention, backend, 1)),
+        ("experts, one token", partial(_whole_layer, backend, wanted[0])),
+        *reversed(_later_steps(backend, wanted)),  # the other process comes from the other end
+    ]
+    if recurrent:
+        steps += [(f"recurrent layers, {n} tokens", partial(_recurrent, backend, n)) for n in (1, _MANY)]
+    helper = None
+    try:
+        for done, (what, step) in enumerate(steps):
+            if progress is not None:
+                progress(what, done, len(steps))
+            step()
+            if done == 0 and compiled_in_this_process() > before and max_threads() > 1:
+                helper = _helper(wanted)
+    finally:
+        if helper is not None:
+            helper.stop()
     if progress is not None:
         progress("ready", len(steps), len(steps))
     return compiled_in_this_process() > before
+
+
+def compile_later_steps(quant_types: Collection[int]) -> None:
+    """The work of `CompilingProcess`: kernels that the first token does not need, into numba's cache."""
+    from kernels.cpu.backend import CpuBackend
+
+    for _, step in _later_steps(CpuBackend(1), [QuantType(t) for t in quant_types]):
+        step()
+
+
+def _helper(quant_types: Collection[QuantType]) -> CompilingProcess | None:
+    try:
+        return CompilingProcess(quant_types)
+    except OSError as error:
+        _log.info("no second process to compile with: %s", error)
+        return None
+
+
+def _later_steps(backend: CpuBackend, quant_types: Sequence[QuantType]) -> list[tuple[str, Callable[[], None]]]:
+    return [
+        ("experts as they come", partial(_experts, backend, quant_types[0], 1)),
+        ("linear, many tokens", partial(_linear, backend, quant_types, _MANY)),
+        ("experts, many tokens", partial(_experts, backend, quant_types[0], _MANY)),
+        ("attention, many tokens", partial(_attention, backend, _MANY)),
+    ]
+
+
+def _norm(backend: CpuBackend) -> None:
+    ones = np.ones(_WIDTH, np.float32)
+    backend.norm(ones.reshape(1, -1), ones, 1e-5)
 
 
 def _zeros(backend: CpuBackend, quant_type: QuantType, n_rows: int) -> Weight:
@@ -86,7 +130,8 @@ def _attention(backend: CpuBackend, n_tokens: int) -> None:
     heads, ones = _WIDTH // _HEAD_DIM, np.ones(_HEAD_DIM, np.float32)
     turns = np.ones((n_tokens, _HEAD_DIM // 2), np.float32)
     rope = RopeTable(turns, turns, _HEAD_DIM, False)
-    cache = backend.kv_layer(heads, n_tokens, _HEAD_DIM, _HEAD_DIM, "f16", "f16")  # other types cost no numba compilation
+    # other types of cache cost no numba compilation
+    cache = backend.kv_layer(heads, n_tokens, _HEAD_DIM, _HEAD_DIM, "f16", "f16")
     qkv = np.zeros((n_tokens, 3 * _WIDTH), np.float32)
     q, k, v = (qkv[:, i * _WIDTH : (i + 1) * _WIDTH] for i in range(3))
     backend.head_norm(q, ones, 1e-5)
@@ -106,19 +151,27 @@ def _recurrent(backend: CpuBackend, n_tokens: int) -> None:
     backend.sigmoid_gate(backend.gated_norm(out, rows[:, : heads * width], np.ones(width, np.float32), 1e-6), out)
 
 
-def _experts(backend: CpuBackend, quant_type: QuantType, n_tokens: int) -> None:
+def _table(backend: CpuBackend, quant_type: QuantType) -> tuple[ExpertTable, Weight]:
+    """A slot table of _EXPERTS times one matrix of zeros, and that matrix, which must be kept."""
     matrix = _zeros(backend, quant_type, _WIDTH)
     places = np.full(_EXPERTS, matrix.data.ctypes.data, np.int64)
     types = np.full(_EXPERTS, int(quant_type), np.uint8)
-    table = ExpertTable(places, places, places, types, types, types, _WIDTH, _WIDTH)
+    return ExpertTable(places, places, places, types, types, types, _WIDTH, _WIDTH), matrix
+
+
+def _routed(backend: CpuBackend, n_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    return backend.route(np.zeros((n_tokens, _EXPERTS), np.float32), RouterSpec(_EXPERTS, 1))
+
+
+def _whole_layer(backend: CpuBackend, quant_type: QuantType) -> None:
+    table, _matrix = _table(backend, quant_type)
+    backend.experts(backend.activations(np.zeros((1, _WIDTH), np.float32)), table, *_routed(backend, 1))
+    backend.forget(table)
+
+
+def _experts(backend: CpuBackend, quant_type: QuantType, n_tokens: int) -> None:
+    table, _matrix = _table(backend, quant_type)
     x = np.zeros((n_tokens, _WIDTH), np.float32)
-    logits = np.zeros((n_tokens, _EXPERTS), np.float32)
-    topk_ids, topk_weights = backend.route(logits, RouterSpec(_EXPERTS, 1))
-    groups = group_by_expert(topk_ids)
-    which = np.arange(groups.expert_ids.shape[0], dtype=np.int32)
-    h, d = backend.pair_buffers(n_tokens, _WIDTH, _WIDTH)
-    backend.expert_gate_up(backend.activations(x), table, groups, which, h)
-    backend.expert_down(h, table, groups, which, d)
-    backend.expert_combine(d, groups, topk_weights)
-    backend.experts(backend.activations(x), table, topk_ids, topk_weights)
+    topk_ids, topk_weights = _routed(backend, n_tokens)
+    experts_by_steps(backend, backend.activations(x), table, topk_ids, topk_weights)
     backend.forget(table)

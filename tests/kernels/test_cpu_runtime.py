@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from kernels.cpu import memory, parallel
+from kernels.cpu import memory, parallel, warmup
 from kernels.cpu.backend import CpuBackend
+from kernels.cpu.compiling_process import CompilingProcess
 from kernels.cpu.kernel_clock import ENTRY_POINTS
 from kernels.cpu.warmup import compiled_in_this_process
 from kernels.quant_types import QuantType
@@ -54,6 +56,45 @@ def test_warm_up_reports_its_steps_and_leaves_nothing_to_compile() -> None:
         w = backend.weight(np.zeros(288 * 20, np.uint8), QuantType.Q4_K, 20, 512)
         backend.linear(backend.norm(x, scale, 1e-5, [w]), w, w)
     assert compiled_in_this_process() == before
+
+
+class FakeProcess:
+    """Stands for CompilingProcess; keeps what it was asked."""
+
+    started: ClassVar[list[list[QuantType]]] = []
+    stopped = 0
+
+    def __init__(self, quant_types: list[QuantType]) -> None:
+        self.started.append(quant_types)
+
+    def stop(self) -> None:
+        FakeProcess.stopped += 1
+
+
+@pytest.mark.parametrize("anything_compiled", [False, True])
+def test_a_second_process_helps_only_where_the_cache_is_empty(
+    monkeypatch: pytest.MonkeyPatch, anything_compiled: bool
+) -> None:
+    if parallel.max_threads() < 2:
+        pytest.skip("needs two cores")
+    counts = iter([0, int(anything_compiled), int(anything_compiled)])
+    monkeypatch.setattr(warmup, "compiled_in_this_process", lambda: next(counts))
+    monkeypatch.setattr(warmup, "CompilingProcess", FakeProcess)
+    FakeProcess.started.clear()
+    FakeProcess.stopped = 0
+    assert CpuBackend().warmup({QuantType.Q8_0}) is anything_compiled
+    assert FakeProcess.started == [[QuantType.F32, QuantType.Q8_0]] * anything_compiled
+    assert FakeProcess.stopped == anything_compiled
+
+
+def test_the_second_process_does_its_work_and_can_be_ended() -> None:
+    warmup.compile_later_steps([0])
+    before = compiled_in_this_process()
+    warmup.compile_later_steps([0])
+    assert compiled_in_this_process() == before
+    process = CompilingProcess([QuantType.F32])
+    process.stop()
+    process.stop()
 
 
 @pytest.mark.parametrize("module", ENTRY_POINTS)

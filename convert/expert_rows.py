@@ -7,15 +7,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from convert.rows import Bytes, Floats, OpenFile, Rows, to_floats
+from convert.rows import Bytes, Floats, OpenFile, Rearranged, Rows, to_floats
 from kernels.quant_types import QuantType, block_bytes, block_size, row_bytes
 
 _HALF = block_size(QuantType.MXFP4) // 2
 
 
 @dataclass(frozen=True, slots=True)
-class EveryNth:
+class EveryNth(Rearranged):
     """`n_rows` rows of `base`: `start`, `start + step`, `start + 2 * step`, .."""
 
     base: Rows
@@ -23,26 +24,8 @@ class EveryNth:
     step: int
     n_rows: int
 
-    @property
-    def n_cols(self) -> int:
-        return self.base.n_cols
-
-    @property
-    def quant_type(self) -> QuantType | None:
-        return self.base.quant_type
-
-    def raw(self, first: int, n: int) -> Bytes:
-        return self.base.raw(*self._span(first, n)).reshape(-1, self._row_bytes())[:: self.step].reshape(-1)
-
-    def floats(self, first: int, n: int) -> Floats:
-        return self.base.floats(*self._span(first, n))[:: self.step]
-
-    def _row_bytes(self) -> int:
-        assert self.base.quant_type is not None
-        return row_bytes(self.base.quant_type, self.n_cols)
-
-    def _span(self, first: int, n: int) -> tuple[int, int]:
-        return self.start + first * self.step, (n - 1) * self.step + 1
+    def source_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.start + rows * self.step
 
 
 @dataclass(frozen=True, slots=True)

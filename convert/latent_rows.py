@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.rows import Bytes, Floats, Rows
+from convert.rows import Bytes, Floats, Rearranged, Rows
 from kernels.quant_types import QuantType, row_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class ValueExpansion:
+class ValueExpansion(Rearranged):
     """`attn_v_b` as rows [heads * value_dim, rank]: of every head of `base` the rows behind the first `nope_dim`."""
 
     base: Rows
@@ -28,27 +28,9 @@ class ValueExpansion:
     def n_rows(self) -> int:
         return self.base.n_rows // (self.nope_dim + self.value_dim) * self.value_dim
 
-    @property
-    def n_cols(self) -> int:
-        return self.base.n_cols
-
-    @property
-    def quant_type(self) -> QuantType | None:
-        return self.base.quant_type
-
-    def raw(self, first: int, n: int) -> Bytes:
-        start, span, order = self._order(first, n)
-        return self.base.raw(start, span).reshape(span, -1)[order].reshape(-1)
-
-    def floats(self, first: int, n: int) -> Floats:
-        start, span, order = self._order(first, n)
-        return self.base.floats(start, span)[order]
-
-    def _order(self, first: int, n: int) -> tuple[int, int, NDArray[np.int64]]:
-        """(first row of `base`, number of rows) to read, and which of these to take in turn."""
-        head, within = np.divmod(np.arange(first, first + n), self.value_dim)
-        source = head * (self.nope_dim + self.value_dim) + self.nope_dim + within
-        return int(source[0]), int(source[-1] - source[0]) + 1, source - source[0]
+    def source_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        head, within = np.divmod(rows, self.value_dim)
+        return head * (self.nope_dim + self.value_dim) + self.nope_dim + within
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -146,8 +147,41 @@ class Slice:
         return self.base.floats(self.start + first, n)
 
 
+class Rearranged(ABC):
+    """Rows of `base` in another order: the stretch that holds those asked for is read, and they are taken out of it."""
+
+    __slots__ = ()
+    base: Rows
+
+    @abstractmethod
+    def source_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The row of `base` behind each of these."""
+
+    @property
+    def n_cols(self) -> int:
+        return self.base.n_cols
+
+    @property
+    def quant_type(self) -> QuantType | None:
+        return self.base.quant_type
+
+    def raw(self, first: int, n: int) -> Bytes:
+        start, span, order = self._stretch(first, n)
+        return self.base.raw(start, span).reshape(span, -1)[order].reshape(-1)
+
+    def floats(self, first: int, n: int) -> Floats:
+        start, span, order = self._stretch(first, n)
+        return self.base.floats(start, span)[order]
+
+    def _stretch(self, first: int, n: int) -> tuple[int, int, NDArray[np.int64]]:
+        """(first row of `base`, number of rows) to read, and which of these to take in turn."""
+        rows = self.source_rows(np.arange(first, first + n))
+        start = int(rows.min())
+        return start, int(rows.max()) + 1 - start, rows - start
+
+
 @dataclass(frozen=True, slots=True)
-class RopePermuted:
+class RopePermuted(Rearranged):
     """`base`'s rows in the order in which llama.cpp's `llama` architecture wants q and k.
 
     Hugging Face keeps the two halves of each head's rotary pairs apart, GGUF puts a pair side by side: with 8 rows a
@@ -161,31 +195,11 @@ class RopePermuted:
     def n_rows(self) -> int:
         return self.base.n_rows
 
-    @property
-    def n_cols(self) -> int:
-        return self.base.n_cols
-
-    @property
-    def quant_type(self) -> QuantType | None:
-        return self.base.quant_type
-
-    def raw(self, first: int, n: int) -> Bytes:
-        span_first, span, order = self._order(first, n)
-        rows = self.base.raw(span_first, span).reshape(span, -1)
-        return rows[order].reshape(-1)
-
-    def floats(self, first: int, n: int) -> Floats:
-        span_first, span, order = self._order(first, n)
-        return self.base.floats(span_first, span)[order]
-
-    def _order(self, first: int, n: int) -> tuple[int, int, NDArray[np.int64]]:
-        """(first row, number of rows) of the whole heads to read, and which of these rows to take in turn."""
-        out = np.arange(first, first + n)
-        head, within = np.divmod(out, self.head_dim)
+    def source_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        head, within = np.divmod(rows, self.head_dim)
         pair, half = np.divmod(within, 2)
-        source = head * self.head_dim + half * (self.head_dim // 2) + pair
-        start = int(head[0]) * self.head_dim
-        return start, (int(head[-1]) + 1) * self.head_dim - start, source - start
+        source: NDArray[np.int64] = head * self.head_dim + half * (self.head_dim // 2) + pair
+        return source
 
 
 @dataclass(frozen=True, slots=True)

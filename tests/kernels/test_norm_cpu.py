@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from kernels.cpu import norm, parallel
+from kernels.cpu.backend import CpuBackend
+from kernels.reference.backend import ReferenceBackend
 from kernels.reference.norm import head_norm_ref, norm_ref
-from tests.tolerances import FLOAT32_ROW_RELATIVE
+from tests.tolerances import FLOAT32_RELATIVE, FLOAT32_ROW_RELATIVE
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
@@ -63,3 +65,17 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         norm.norm(x, np.ones(6, np.float32), 1e-5)
     with pytest.raises(ValueError, match="norm weight"):
         norm.head_norm(x, np.ones(5, np.float32), 1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 33, 512])
+@pytest.mark.parametrize("n_tokens", [1, 7])
+def test_layer_norm_takes_the_mean_off_and_adds_a_bias(width: int, n_tokens: int) -> None:
+    rng = np.random.default_rng(width)
+    x = (5 + rng.standard_normal((n_tokens, width))).astype(np.float32)
+    weight, bias = rng.standard_normal((2, width)).astype(np.float32)
+    centred = x.astype(np.float64) - x.mean(axis=1, keepdims=True, dtype=np.float64)
+    variance = (centred**2).mean(axis=1, keepdims=True)
+    expected = centred / np.sqrt(variance + 1e-5) * weight + bias
+    for backend in (CpuBackend(), ReferenceBackend()):
+        found = backend.layer_norm(x, weight, bias, 1e-5).x
+        assert relative_error(found, expected) < FLOAT32_RELATIVE

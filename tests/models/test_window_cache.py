@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +64,26 @@ def test_the_ring_is_never_missed(model: tuple[Model, ResidentExperts], expected
     assert [layer.k.shape[1] for layer in cache.layers] == [RING, N_TOKENS, RING]
     parts = [net.forward(IDS[i : i + chunk], cache, experts, "prefill", "all") for i in range(0, N_TOKENS, chunk)]
     assert_near(np.concatenate(parts), expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "keys", "slots"),
+    [
+        ("llama", {"sliding_window": 6}, {"llama.attention.sliding_window": 6}, [RING, RING]),
+        ("gemma4", {}, {}, [RING, N_TOKENS, RING, N_TOKENS]),
+    ],
+)
+def test_rings_of_other_architectures(
+    family: str, fields: dict[str, Any], keys: dict[str, Any], slots: list[int], tmp_path: Path
+) -> None:
+    hf, backend = tiny_model(family, **fields), CpuBackend()
+    with GGUFModel.open(write_gguf(hf, tmp_path / "m.gguf", family, keys)) as gguf:
+        net = load_model(gguf, backend)
+        experts = ResidentExperts(net, ExpertStore(gguf, net.config), backend)
+    cache, whole = net.new_cache(N_TOKENS, "f32", "f32"), hf_logits(hf, IDS)
+    assert [layer.k.shape[1] for layer in cache.layers] == slots
+    parts = [net.forward(IDS[i : i + 31], cache, experts, "prefill", "all") for i in range(0, N_TOKENS, 31)]
+    assert_near(np.concatenate(parts), whole)
 
 
 def test_bytes_are_those_of_the_rings(model: tuple[Model, ResidentExperts]) -> None:
@@ -129,9 +150,9 @@ def test_a_failed_call_that_overwrote_the_window_is_noticed(path: Path, expected
     assert_near(net.forward(IDS, cache, experts, "prefill", "all"), expected)
 
 
-def test_a_layer_without_keys_holds_its_state_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_without_keys_holds_its_state_and_one_copy_of_it() -> None:
     memory = LayerMemory(0, 0, 0, state=((3, 64), (2, 5, 7)))
-    assert memory.n_bytes(1000, "f16", "f16") == 4 * (3 * 64 + 2 * 5 * 7)
+    assert memory.n_bytes(1000, "f16", "f16") == 2 * 4 * (3 * 64 + 2 * 5 * 7)
 
 
 @pytest.mark.parametrize(("window", "capacity", "slots"), [(0, 900, 900), (6, 64, 64), (6, 65, 64), (128, 4096, 192)])

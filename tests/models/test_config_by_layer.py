@@ -1,0 +1,102 @@
+"""Configs whose layers differ: which have a sliding window, which a convolution, and heads of two shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.config import ModelConfig
+from models.errors import GGUFError, UnsupportedError
+from models.gguf import GGUFModel
+from models.layer_memory import LayerMemory
+from tests.tiny_models import tiny_model, write_gguf
+
+Read = Callable[..., ModelConfig]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    def config(family: str, **changes: Any) -> ModelConfig:
+        """Config of a tiny model; `changes` are keys without the architecture, dots as double underscores."""
+        keys = {f"{family}.{name.replace('__', '.')}": value for name, value in changes.items()}
+        with GGUFModel.open(write_gguf(tiny_model(family), tmp_path / "m.gguf", family, keys)) as gguf:
+            return ModelConfig.from_gguf(gguf)
+
+    return config
+
+
+def test_gpt_oss_windows_every_other_layer_unless_the_file_says_which(read: Read) -> None:
+    config = read("gpt-oss")
+    assert [config.window_of(layer) for layer in range(3)] == [6, 0, 6]
+    assert any(line.startswith("gpt-oss.attention.sliding_window_pattern = 2") for line in config.defaults_used)
+    assert any(line.startswith("gpt-oss.swiglu_clamp_exp = 7.0") for line in config.defaults_used)
+    every_third = read("gpt-oss", attention__sliding_window_pattern=3)
+    assert [every_third.window_of(layer) for layer in range(3)] == [6, 6, 0]
+    stated = read("gpt-oss", attention__sliding_window_pattern=[False, True, True], swiglu_clamp_exp=3.0)
+    assert ([stated.window_of(layer) for layer in range(3)], stated.swiglu_limit) == ([0, 6, 6], 3.0)
+
+
+@pytest.mark.parametrize("pattern", [0, [True], "all"])
+def test_a_pattern_that_says_nothing_about_some_layer_is_refused(read: Read, pattern: Any) -> None:
+    with pytest.raises(GGUFError, match=r"sliding_window_pattern.*3 layers"):
+        read("gpt-oss", attention__sliding_window_pattern=pattern)
+
+
+def test_lfm2_keeps_keys_in_some_layers_and_inputs_in_the_others(read: Read) -> None:
+    conv = LayerMemory(0, 0, 0, state=((3, 64),))
+    assert read("lfm2moe").layer_memory == (conv, LayerMemory(2, 16, 16), conv, LayerMemory(2, 16, 16))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"shortconv__l_cache": 1}, "shortconv.l_cache is 1"),
+        ({"attention__head_count_kv": [0, 2, 0]}, "head_count_kv"),
+        ({"attention__head_count_kv": [0, 2, 0, 4]}, "one number of heads"),
+        ({"attention__head_count_kv": [0, 0, 0, 0]}, "one number of heads"),
+    ],
+)
+def test_lfm2_layers_that_cannot_be(read: Read, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(GGUFError, match=says):
+        read("lfm2moe", **changes)
+
+
+def test_gemma4_has_heads_and_rotations_of_two_kinds(read: Read) -> None:
+    config = read("gemma4")
+    narrow, wide = LayerMemory(2, 24, 24, window=6), LayerMemory(1, 32, 32)
+    assert config.layer_memory == (narrow, wide, narrow, wide)
+    assert (config.rope.theta, config.rope.n_rot) == (1e6, 32)
+    assert config.rope_window is not None
+    assert (config.rope_window.theta, config.rope_window.n_rot) == (1e4, 24)
+    assert (config.attention_scale, config.embedding_scale, config.logit_softcap) == (1.0, 8.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"attention__head_count_kv": [2, 1, 2]}, "3 layers of 4"),
+        ({"attention__head_count_kv": [3, 1, 2, 1]}, "4 heads do not divide"),
+        ({"attention__head_count_kv": [0, 1, 2, 1]}, "do not divide"),
+        ({"rope__dimension_count_swa": 26}, "heads of 24 and 24 with 26 rotated"),
+        ({"attention__value_length_swa": 32}, "heads of 24 and 32"),
+    ],
+)
+def test_gemma4_heads_that_cannot_be(read: Read, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(GGUFError, match=says):
+        read("gemma4", **changes)
+
+
+@pytest.mark.parametrize("key", ["attention__shared_kv_layers", "embedding_length_per_layer_input"])
+def test_gemma4_without_experts_alone_knows_is_refused(read: Read, key: str) -> None:
+    with pytest.raises(UnsupportedError, match=key.replace("__", ".")):
+        read("gemma4", **{key: 4})
+
+
+def test_phimoe_scales_by_the_lists_of_the_file(read: Read) -> None:
+    rope = read("phimoe").rope
+    assert (rope.scaling, rope.original_context) == ("longrope", 16)
+    assert rope.attention_factor == pytest.approx(1.2)
+    assert read("phimoe").router.gating == "sparsemixer"

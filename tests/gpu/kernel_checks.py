@@ -1,0 +1,156 @@
+"""Every op of `GpuBackend` against the reference, on whatever device the backend computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernels.backend import Activations, ExpertTable, RopeTable, RouterSpec, Weight
+from kernels.gpu.tiling import SLOTS
+from kernels.grouping import group_by_expert
+from kernels.quant_types import QuantType
+from kernels.reference.backend import ReferenceBackend
+from models.config import RopeConfig
+from models.rope import build_rope_table
+from tests.quant_blocks import random_rows
+
+FLOAT32 = 2e-5  # sums of some thousand products in float32, over the largest value
+TF32 = 5e-3  # tensor cores round factors to 11 bits; prompts only
+HALF = 2e-3  # keys and values were stored in 16 bits, whose rounding of equal inputs may differ by one unit
+Q8_CACHE = 2e-2  # and in blocks of 8 bits
+
+
+@dataclass(frozen=True)
+class Check:
+    """error: largest difference over the largest value of the reference."""
+
+    op: str
+    n_tokens: int
+    error: float
+    limit: float
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.limit
+
+
+def all_checks(gpu: Any, large: bool) -> Iterator[Check]:
+    """large: shapes of real models; else small ones, for Triton's interpreter."""
+    hidden, width, n_rows = (2048, 768, 1000) if large else (256, 256, 40)
+    tokens = (1, 5, 64) if large else (1, 40)
+    for quant_type in SLOTS:
+        for n_tokens in tokens:
+            yield _linear(gpu, quant_type, n_tokens, n_rows, hidden)
+            yield _experts(gpu, quant_type, n_tokens, hidden, width)
+    for n_tokens in tokens:
+        yield from _rows(gpu, n_tokens, hidden)
+    for kind, limit in (("f32", FLOAT32), ("f16", HALF), ("q8_0", Q8_CACHE)):
+        yield from _attention(gpu, kind, limit, 200 if large else 20)
+    for gating in ("softmax", "sigmoid", "softmax_topk"):
+        yield _router(gpu, RouterSpec(64, 6, gating, norm_topk_prob=gating == "softmax"), False)
+    yield _router(gpu, RouterSpec(64, 6, "sigmoid", True, 2.5, 8, 3), True)
+
+
+def _check(op: str, n_tokens: int, got: np.ndarray, want: np.ndarray, limit: float) -> Check:
+    difference = np.abs(got.astype(np.float64) - want)
+    error = float(difference.max() / np.abs(want).max()) if np.isfinite(got).all() else float("inf")
+    return Check(op, n_tokens, error, limit)
+
+
+def _input(n_tokens: int, width: int) -> np.ndarray:
+    return np.random.default_rng(n_tokens + width).standard_normal((n_tokens, width)).astype(np.float32)
+
+
+def _weights(gpu: Any, quant_type: QuantType, n_rows: int, n_cols: int, seed: int) -> tuple[Weight, Weight]:
+    """(on the device, on the host)"""
+    blocks = np.ascontiguousarray(random_rows(np.random.default_rng(seed), quant_type, n_rows, n_cols))
+    return gpu.weight(blocks, quant_type, n_rows, n_cols), ReferenceBackend().weight(
+        blocks, quant_type, n_rows, n_cols
+    )
+
+
+def _limit(n_tokens: int) -> float:
+    return FLOAT32 if n_tokens <= 8 else TF32
+
+
+def _linear(gpu: Any, quant_type: QuantType, n_tokens: int, n_rows: int, n_cols: int) -> Check:
+    there, here = _weights(gpu, quant_type, n_rows, n_cols, 1)
+    x = _input(n_tokens, n_cols)
+    got = gpu.to_host(gpu.linear(gpu.activations(gpu.from_host(x)), there))
+    want = ReferenceBackend().linear(Activations(x), here)
+    return _check(f"linear {quant_type.name}", n_tokens, got, want, _limit(n_tokens))
+
+
+def _experts(gpu: Any, quant_type: QuantType, n_tokens: int, hidden: int, width: int) -> Check:
+    n_experts, k = 6, 3
+    shapes = ((width, hidden), (width, hidden), (hidden, width))
+    pairs = [
+        [_weights(gpu, quant_type, *shape, 10 * e + i) for e in range(n_experts)] for i, shape in enumerate(shapes)
+    ]
+    types = np.full(n_experts, int(quant_type), np.uint8)
+
+    def table(address: Callable[[tuple[Weight, Weight]], int]) -> ExpertTable:
+        at = [np.array([address(pair) for pair in row], np.int64) for row in pairs]
+        return ExpertTable(at[0], at[1], at[2], types, types, types, hidden, width)
+
+    x = _input(n_tokens, hidden)
+    rng = np.random.default_rng(n_tokens)
+    ids = np.stack([rng.permutation(n_experts)[:k] for _ in range(n_tokens)]).astype(np.int32)
+    weights = rng.random((n_tokens, k)).astype(np.float32)
+    groups = group_by_expert(ids)
+    which = np.arange(groups.expert_ids.size, dtype=np.int32)
+    results = []
+    for backend, slots, a in (
+        (gpu, table(lambda pair: pair[0].data.data_ptr()), gpu.activations(gpu.from_host(x))),
+        (ReferenceBackend(), table(lambda pair: pair[1].data.ctypes.data), Activations(x)),
+    ):
+        h, d = backend.pair_buffers(ids.size, width, hidden)
+        backend.expert_gate_up(a, slots, groups, which, h)
+        backend.expert_down(h, slots, groups, which, d)
+        results.append(backend.to_host(backend.expert_combine(d, groups, weights)))
+    return _check(f"experts {quant_type.name}", n_tokens, results[0], results[1], 2 * _limit(n_tokens))
+
+
+def _rows(gpu: Any, n_tokens: int, hidden: int) -> Iterator[Check]:
+    reference, x = ReferenceBackend(), _input(n_tokens, hidden)
+    weight = 1 + 0.1 * _input(1, hidden)[0]
+    got = gpu.to_host(gpu.norm(gpu.from_host(x), gpu.from_host(weight), 1e-5).x)
+    yield _check("norm", n_tokens, got, reference.norm(x, weight, 1e-5).x, FLOAT32)
+    got = gpu.to_host(gpu.head_norm(gpu.from_host(x.copy()), gpu.from_host(weight[:64]), 1e-5))
+    yield _check("head_norm", n_tokens, got, reference.head_norm(x.copy(), weight[:64], 1e-5), FLOAT32)
+    there, here = _weights(gpu, QuantType.Q4_K, 100, 256, 3)
+    ids = np.arange(n_tokens, dtype=np.int64) * 7 % 100
+    yield _check("embed", n_tokens, gpu.to_host(gpu.embed(there, ids)), reference.embed(here, ids), FLOAT32)
+
+
+def _attention(gpu: Any, kind: str, limit: float, n_tokens: int) -> Iterator[Check]:
+    """A prompt, then one token after it."""
+    heads, kv_heads, width = 8, 2, 64
+    rope = build_rope_table(RopeConfig(10000.0, width, False), n_tokens + 1)
+    device_rope = RopeTable(gpu.from_host(rope.cos), gpu.from_host(rope.sin), rope.n_rot, rope.interleaved)
+    reference = ReferenceBackend()
+    caches = [b.kv_layer(kv_heads, n_tokens + 1, width, width, kind, kind) for b in (gpu, reference)]
+    for start, n in ((0, n_tokens), (n_tokens, 1)):
+        q, k, v = (_input(n + start, heads * width), _input(n + 1, kv_heads * width), _input(n + 2, kv_heads * width))
+        q, k, v = q[-n:], k[-n:], v[-n:]
+        out = []
+        for backend, cache, table in ((gpu, caches[0], device_rope), (reference, caches[1], rope)):
+            qd, kd, vd = (backend.from_host(np.array(rows)) for rows in (q, k, v))
+            backend.rope_write(qd, kd, vd, table, start, cache)
+            out.append(backend.to_host(backend.attention(qd, cache, start, heads, width**-0.5)))
+        yield _check(f"rope, attention {kind}", n, out[0], out[1], max(limit, _limit(n)))
+
+
+def _router(gpu: Any, spec: RouterSpec, biased: bool) -> Check:
+    """Ids must be the same; the error is that of the weights."""
+    logits = _input(33, spec.num_experts)
+    bias = 0.1 * _input(1, spec.num_experts)[0] if biased else None
+    ids, weights = gpu.route(gpu.from_host(logits), spec, None if bias is None else gpu.from_host(bias))
+    want_ids, want = ReferenceBackend().route(logits, spec, bias)
+    name = f"router {spec.gating}{' in groups' if spec.num_groups > 1 else ''}"
+    if not np.array_equal(ids, want_ids):
+        return Check(name, 33, float("inf"), FLOAT32)
+    return _check(name, 33, weights, want, FLOAT32)

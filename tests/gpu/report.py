@@ -1,0 +1,86 @@
+"""The findings of one run as JSON and as Markdown tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.kernel_checks import Check
+
+_COLUMNS = {
+    "model": "model", "percent": "resident %", "policy": "policy", "fetching": "fetching", "median_ts": "t/s",
+    "itl_ms_p50": "p50 ms", "itl_ms_p99": "p99 ms", "hit_rate": "hits", "miss_mb": "missed MB a token",
+    "prefetch_precision": "precision", "prompt_ts": "prompt t/s",
+}  # fmt: skip
+
+
+def failures(findings: dict[str, Any]) -> list[str]:
+    """One line for everything that is wrong; empty when all is well."""
+    lines = [
+        f"{check['op']}, {check['n_tokens']} tokens: error {check['error']:.2e}, allowed {check['limit']:.0e}"
+        for check in findings["kernels"]
+        if not check["ok"]
+    ]
+    for row in findings["streaming"]:
+        lines += [f"{row['model']}: {name} differs from resident" for name in row["different"]]
+        if not row["finite"]:
+            lines.append(f"{row['model']}: logits are not finite")
+    return lines
+
+
+def as_record(check: Check) -> dict[str, Any]:
+    return {**check.__dict__, "ok": check.ok}
+
+
+def write(findings: dict[str, Any], folder: Path) -> tuple[Path, Path]:
+    """gpu.json and gpu.md in `folder`; returns both."""
+    folder.mkdir(parents=True, exist_ok=True)
+    as_json, as_markdown = folder / "gpu.json", folder / "gpu.md"
+    as_json.write_text(json.dumps(findings, indent=1))
+    as_markdown.write_text(markdown(findings))
+    return as_json, as_markdown
+
+
+def markdown(findings: dict[str, Any]) -> str:
+    faults = failures(findings)
+    kernels = findings["kernels"]
+    parts = [
+        f"# {findings['device']}\n",
+        f"{findings['seconds']:.0f} s, {', '.join(f'{k} {v}' for k, v in findings['versions'].items())}\n",
+        f"{len(kernels)} kernel checks, {sum(row['compared'] for row in findings['streaming'])} comparisons of streamed"
+        f" with resident decoding: {'all right' if not faults else f'{len(faults)} wrong'}\n",
+        *[f"- {fault}" for fault in faults],
+        "",
+        _table(findings["runs"]),
+    ]
+    left_out = sum(1 for row in findings["runs"] if row.get("left_out"))
+    if left_out:
+        parts.append(f"\n{left_out} more cases were left out, because the time was up.")
+    step = findings.get("step")
+    if step:
+        parts.append(
+            f"\nOne decode step at 50 %: {step['launches']} launches, {step['device_us']:.0f} us on the device,"
+            f" {step['copy_us']:.0f} us of them copies.\n"
+        )
+        parts += ["| kernel | count | us |", "|---|---:|---:|"]
+        parts += [f"| {row['name']} | {row['count']} | {row['us']:.0f} |" for row in step["slowest"]]
+    return "\n".join(parts) + "\n"
+
+
+def _table(runs: list[dict[str, Any]]) -> str:
+    lines = ["| " + " | ".join(_COLUMNS.values()) + " |", "|---" * len(_COLUMNS) + "|"]
+    for run in runs:
+        if run.get("left_out"):
+            continue
+        row = {**run, "miss_mb": (run["miss_bytes_per_token"] or 0) / 1e6}
+        lines.append("| " + " | ".join(_cell(row[name]) for name in _COLUMNS) + " |")
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

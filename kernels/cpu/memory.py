@@ -24,7 +24,9 @@ def allocate(n_bytes: int, alignment: int = HUGE_PAGE_BYTES) -> np.ndarray:
     if n_bytes < HUGE_PAGE_BYTES:
         alignment = min(alignment, mmap.PAGESIZE)
     slack = max(0, alignment - mmap.PAGESIZE)
-    region = mmap.mmap(-1, max(1, n_bytes + slack))
+    # Private: a shared mapping is shared memory to Linux, which by default never lies on huge pages. On 4 KiB pages the
+    # Qwen3-30B shape (Q4_K, 128 experts a layer) decoded 13.6 tokens a second where huge pages give 15.3.
+    region = mmap.mmap(-1, max(1, n_bytes + slack), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if n_bytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel built without huge pages: ordinary pages hold the same bytes
             region.madvise(mmap.MADV_HUGEPAGE)

@@ -36,12 +36,13 @@ def draw_scores(
     `precision` of all forecasts are right. All forecasts have score `precision`.
     """
     scores = np.zeros(num_experts, np.float32)
-    hit = true_ids[rng.random(true_ids.size) < recall]
+    scores[true_ids[rng.random(true_ids.size) < recall]] = precision
+    if precision == 1.0:
+        return scores
     mean_wrong = true_ids.size * recall * (1.0 - precision) / precision
     others = np.setdiff1d(np.arange(num_experts), true_ids)
     n_wrong = min(others.size, int(mean_wrong) + int(rng.random() < mean_wrong % 1.0))
-    wrong = rng.choice(others, n_wrong, replace=False) if n_wrong else others[:0]
-    scores[hit] = scores[wrong] = precision
+    scores[rng.choice(others, n_wrong, replace=False)] = precision
     return scores
 
 

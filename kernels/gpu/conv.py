@@ -15,7 +15,7 @@ BLOCK_T = 16
 def _shift_state(x_ptr, state_ptr, n_tokens, width, stride_x, c, c_mask, K: tl.constexpr):
     """state[j] = input[T + j] for the channels c; ascending, so that no row is read after it was written."""
     for j in tl.static_range(K - 1):
-        at = n_tokens + j - (K - 1)
+        at = n_tokens + j - (K - 1) + tl.zeros_like(c)
         old = tl.load(state_ptr + (n_tokens + j) * width + c, mask=c_mask & (at < 0), other=0.0)
         new = tl.load(x_ptr + at.to(tl.int64) * stride_x + c, mask=c_mask & (at >= 0), other=0.0)
         tl.store(state_ptr + j * width + c, tl.where(at < 0, old, new), mask=c_mask)

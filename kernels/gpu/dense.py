@@ -9,18 +9,19 @@ from kernels.gpu.expert_calls import DeviceGroups, DeviceTable, Upload, device_t
 
 
 class DenseTables:
-    """Tables by the weights' addresses, groups by the number of tokens; both are kept."""
+    """Tables by all that they say, groups by the number of tokens; both are kept."""
 
     def __init__(self, upload: Upload) -> None:
         self._upload = upload
-        self._tables: dict[tuple[int, int], DeviceTable] = {}
+        self._tables: dict[tuple[object, ...], DeviceTable] = {}
         self._groups: dict[int, DeviceGroups] = {}
 
     def of(self, gate: Weight, up: Weight, unit: GatedUnit) -> DeviceTable:
         """The table whose one expert is `gate` and `up`; its down is never read."""
-        key = (gate.data.data_ptr(), up.data.data_ptr())
+        at = (gate.data.data_ptr(), up.data.data_ptr())
+        key = (*at, gate.quant_type, up.quant_type, gate.n_cols, gate.n_rows, unit)
         if key not in self._tables:
-            addresses = [np.array([address], np.int64) for address in (*key, 0)]
+            addresses = [np.array([address], np.int64) for address in (*at, 0)]
             types = [np.array([int(w.quant_type)], np.uint8) for w in (gate, up, gate)]
             table = ExpertTable(*addresses, *types, gate.n_cols, gate.n_rows, unit)
             self._tables[key] = device_table(table, self._upload)

@@ -24,7 +24,9 @@ class TorchGraph:
 
 
 class TorchCalls:
-    """`kernels.gpu.device_calls.DeviceCalls` on the current CUDA device. Raises RuntimeError when there is none."""
+    """`kernels.gpu.device_calls.DeviceCalls` on the current CUDA device, for the thread that makes it: `compute` is that
+    thread's current stream from then on. Raises RuntimeError when there is no device.
+    """
 
     checked = False
 
@@ -36,6 +38,7 @@ class TorchCalls:
         self.compute = torch.cuda.Stream()
         torch.cuda.set_stream(self.compute)
         self._pinned: dict[int, int] = {}
+        self._graph_pool = torch.cuda.graph_pool_handle()  # recordings run one after another: they share their memory
 
     def new_stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream()
@@ -103,9 +106,14 @@ class TorchCalls:
         return int(free), int(total)
 
     def capture(self, work: Callable[[], None]) -> TorchGraph:
+        """By hand, because `torch.cuda.graph` collects garbage and waits for the device, once a layer."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.compute):
-            work()
+        with torch.cuda.stream(self.compute):
+            graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
         return TorchGraph(graph)
 
 

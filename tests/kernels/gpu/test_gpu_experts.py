@@ -15,7 +15,7 @@ from kernels.gpu.experts_prefill import tiles_of
 from kernels.grouping import group_by_expert
 from kernels.quant_types import QuantType
 from kernels.reference.experts import expert_combine_ref, expert_down_ref, expert_gate_up_ref
-from tests.tolerances import GPU_RELATIVE
+from tests.tolerances import FLOAT32_RELATIVE, GPU_RELATIVE
 
 HIDDEN, WIDTH, EXPERTS = 256, 256, 7
 Q = QuantType
@@ -69,13 +69,17 @@ def run(
 
 
 def assert_reference(
-    found: tuple[np.ndarray, np.ndarray], table: ExpertTable, x: np.ndarray, groups: ExpertGroups
+    found: tuple[np.ndarray, np.ndarray],
+    table: ExpertTable,
+    x: np.ndarray,
+    groups: ExpertGroups,
+    relative: float = GPU_RELATIVE,
 ) -> None:
     h, d = (np.empty(part.shape, np.float32) for part in found)
     expert_gate_up_ref(x, table, groups, everything(groups), h)
     expert_down_ref(found[0], table, groups, everything(groups), d)
     for got, expected in zip(found, (h, d), strict=True):
-        assert np.abs(got - expected).max() < GPU_RELATIVE * np.abs(expected).max()
+        assert np.abs(got - expected).max() < relative * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -89,9 +93,10 @@ def test_pairs_are_those_of_the_reference(gpu: GpuBackend, mix: str, n_tokens: i
 @pytest.mark.parametrize("unit", [GatedUnit("clamped", 1.702, 0.5), GatedUnit("gelu")], ids=lambda u: u.kind)
 @pytest.mark.parametrize("n_tokens", [1, 12])
 def test_biases_and_other_units(gpu: GpuBackend, unit: GatedUnit, n_tokens: int) -> None:
+    """A bound of 0.5 cuts numbers of 4 off, whose rounding stays."""
     table, same, _kept = layer("one type", unit, biased=True)
     x, groups = tokens(n_tokens), routed(n_tokens)
-    assert_reference(run(gpu, table, x, groups, [everything(groups)]), same, x, groups)
+    assert_reference(run(gpu, table, x, groups, [everything(groups)]), same, x, groups, FLOAT32_RELATIVE)
 
 
 @pytest.mark.parametrize("n_tokens", [1, 3, 24])

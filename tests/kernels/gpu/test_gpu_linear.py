@@ -101,6 +101,14 @@ def test_gated_mlp(gpu: GpuBackend, kind: str, n_tokens: int) -> None:
     assert_close(found, gated_mlp_ref(x, gate[1], up[1], down[1], unit))
 
 
+def test_a_unit_is_not_taken_for_another_of_the_same_weights(gpu: GpuBackend) -> None:
+    gate, down = both(gpu, QuantType.F16, 32, 32, 1), both(gpu, QuantType.F16, 32, 32, 3)
+    x = tokens(1, 32)
+    for unit in (GatedUnit(), GatedUnit("gelu"), GatedUnit("clamped", 1.0, 0.1), GatedUnit("clamped", 1.0, 0.2)):
+        found = gpu.gated_mlp(Activations(torch.from_numpy(x)), gate[0], gate[0], down[0], unit)
+        assert_close(found, gated_mlp_ref(x, gate[1], gate[1], down[1], unit))
+
+
 @TYPES
 def test_tensor_core_precision_is_that_of_eleven_bits(quant_type: QuantType, gpu: GpuBackend) -> None:
     """The branch that GPUs take: numbers rounded to TF32, to nearest, so that errors do not add up."""

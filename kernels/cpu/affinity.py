@@ -41,7 +41,9 @@ def one_core_each(threads: int, cores: Iterable[int], sibling: Callable[[int], s
 
     Raises ValueError where there are too few.
     """
-    ordered, seen, first, second = sorted(set(cores)), set(), [], []
+    ordered, seen = sorted(set(cores)), set()
+    first: list[int] = []
+    second: list[int] = []
     for core in ordered:
         name = sibling(core)
         (second if name in seen else first).append(core)

@@ -51,7 +51,7 @@ def warm_up(
     before = compiled_in_this_process()
     wanted = sorted({*quant_types, QuantType.F32})
     dots = [(f"{t.name} dots", partial(_dots, backend, t)) for t in wanted]
-    steps = [
+    steps: list[tuple[str, Callable[[], None]]] = [
         ("norm", partial(_norm, backend)),
         *dots,
         ("linear, one token", partial(_linear, backend, wanted, 1)),

@@ -6,6 +6,7 @@ Not a cache: it knows nothing of who is resident.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 _MAX_NOTED = 256
 
@@ -54,31 +55,31 @@ class LayerHistory:
         self._noted.clear()
 
     @property
-    def last_use(self) -> np.ndarray:
+    def last_use(self) -> NDArray[np.int64]:
         if self._noted:
             self._enter_noted()
         return self._last_use
 
     @last_use.setter
-    def last_use(self, array: np.ndarray) -> None:
+    def last_use(self, array: NDArray[np.int64]) -> None:
         self._last_use = array
 
     @property
-    def use_count(self) -> np.ndarray:
+    def use_count(self) -> NDArray[np.int64]:
         if self._noted:
             self._enter_noted()
         return self._use_count
 
     @use_count.setter
-    def use_count(self, array: np.ndarray) -> None:
+    def use_count(self, array: NDArray[np.int64]) -> None:
         self._use_count = array
 
     @property
-    def touched_cycle(self) -> np.ndarray:
+    def touched_cycle(self) -> NDArray[np.int64]:
         if self._noted:
             self._enter_noted()
         return self._touched_cycle
 
     @touched_cycle.setter
-    def touched_cycle(self, array: np.ndarray) -> None:
+    def touched_cycle(self, array: NDArray[np.int64]) -> None:
         self._touched_cycle = array

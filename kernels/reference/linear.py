@@ -30,10 +30,11 @@ def gated_unit_ref(gate: np.ndarray, up: np.ndarray, unit: GatedUnit) -> np.ndar
     if unit.kind == "silu":
         return silu_ref(gate64) * up64
     if unit.kind == "gelu":
-        return gate64 * 0.5 * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (gate64 + 0.044715 * gate64**3))) * up64
+        inner = np.sqrt(2.0 / np.pi) * (gate64 + 0.044715 * gate64**3)
+        return np.asarray(gate64 * 0.5 * (1.0 + np.tanh(inner)) * up64)
     if unit.kind == "clamped":
         low = np.minimum(gate64, unit.limit)
-        return silu_ref(unit.alpha * low) / unit.alpha * (np.clip(up64, -unit.limit, unit.limit) + 1.0)
+        return np.asarray(silu_ref(unit.alpha * low) / unit.alpha * (np.clip(up64, -unit.limit, unit.limit) + 1.0))
     raise ValueError(f"gated unit {unit.kind!r}; there are silu, gelu, clamped")
 
 

@@ -14,7 +14,7 @@ def norm_ref(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 def layer_norm_ref(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float) -> np.ndarray:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis: float64, the shape of x."""
     x64 = x.astype(np.float64)
-    return norm_ref(x64 - x64.mean(axis=-1, keepdims=True), weight, eps) + bias
+    return np.asarray(norm_ref(x64 - x64.mean(axis=-1, keepdims=True), weight, eps) + bias)
 
 
 def head_norm_ref(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:

@@ -130,6 +130,9 @@ def _facts(report: ModelReport, checked: int | None) -> Iterator[tuple[str, str]
         kv = size_text(report.kv_bytes_per_token)
         yield "layers", f"{config.num_layers}, hidden size {config.hidden_size}"
         yield "context", f"{config.context_length} tokens, KV cache {kv} a token (f16)"
+        windows = [memory.window for memory in config.layer_memory if memory.window]
+        if windows:
+            yield "", f"{len(windows)} layers see the last {max(windows)} tokens and keep not many more"
         if config.state_bytes:
             states = sum(bool(memory.state) for memory in config.layer_memory)
             yield "", f"{states} layers keep a state instead, {size_text(config.state_bytes)} in all at any length"

@@ -94,6 +94,18 @@ def test_text_says_the_same(info):
     assert "defaults" not in out
 
 
+def test_windows_are_shown_and_lower_the_least_memory(info):
+    model = tiny_moe("llama")
+    model.metadata["llama.context_length"] = 4096
+    whole = as_json(info("--json", model=model))
+    assert "see the last" not in info(model=model)[1]
+    model.metadata["llama.attention.sliding_window"] = 64
+    assert "2 layers see the last 64 tokens and keep not many more" in info(model=model)[1]
+    slots = 64 + 256  # of 4096, a key and a value of 2 heads of 16 halves in 2 layers
+    saved = whole["floor_bytes"] - as_json(info("--json", model=model))["floor_bytes"]
+    assert saved == (4096 - slots) * 2 * 2 * 2 * 16 * 2
+
+
 def test_verbose_shows_metadata_and_every_default(info):
     _, out, _ = info("-v", model=tiny_moe("olmoe"))
     assert "olmoe.expert_weights_norm = False (the architecture's rule)" in out

@@ -24,8 +24,8 @@ class TorchGraph:
 
 
 class TorchCalls:
-    """`kernels.gpu.device_calls.DeviceCalls` on the current CUDA device, for the thread that makes it: `compute` is that
-    thread's current stream from then on. Raises RuntimeError when there is no device.
+    """`kernels.gpu.device_calls.DeviceCalls` on the current CUDA device, for the thread that makes it, whose current
+    stream is `compute` from then on. Raises RuntimeError when there is no device.
     """
 
     checked = False

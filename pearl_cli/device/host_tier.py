@@ -168,7 +168,7 @@ class HostTier:
             load.dropped = True
             self._errors.setdefault(key, error)
         if load.dropped:
-            if load.outstanding:
+            if load.outstanding or self._loads.get(key) is not load:  # another arrival of it was the last
                 return []
             self._forget(key)
             failure = self._errors.pop(key, None)

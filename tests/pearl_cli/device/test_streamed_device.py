@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from kernels.backend import Activations, Array
 from kernels.gpu.emulated_calls import EmulatedCalls
+from models.errors import ReadFailure
+from models.expert_provider import Routing
+from pearl_cli.device.copy_queue import CopyQueue
+from pearl_cli.predict.base import Forecast
 from tests.fake_experts import DelayedReads, FakeStore, read_file
 from tests.pearl_cli.device.streaming import device_controller, run_calls
 
@@ -35,3 +42,71 @@ def test_three_tiers_under_delays(tmp_path: Path, ram: float, io_threads: int) -
     delayed = DelayedReads(read_file(store.path), seed=io_threads)
     with device_controller(store, EmulatedCalls(seed=3), 0.2, ram, io_threads=io_threads, read=delayed) as controller:
         run_calls(controller, store, seed=3, sizes=SIZES)
+
+
+class Guess:
+    """Expects random experts of the next layers, right as often as chance has it."""
+
+    name = "guess"
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def begin(self, token_ids: np.ndarray, start: int, phase: str) -> None:
+        pass
+
+    def forecast(self, layer: int, residual: Array, a: Activations, routing: Routing) -> Sequence[Forecast]:
+        return [Forecast((layer + step) % 3, self.rng.random(8).astype(np.float32)) for step in (1, 2)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("ram", [0.0, 0.4, 1.0])
+def test_forecasts_found_right_found_wrong_and_promoted(tmp_path: Path, seed: int, ram: float) -> None:
+    store = FakeStore(tmp_path / "experts")
+    delayed = DelayedReads(read_file(store.path), seed=seed, longest_s=0.0005)
+    with device_controller(
+        store, EmulatedCalls(seed), 0.3, ram, predictor=Guess(seed), read=delayed, io_threads=2, prefetch_slots=4
+    ) as controller:
+        run_calls(controller, store, seed=seed, sizes=[4, *[1] * 12, 9, *[1] * 6])
+        stats = controller.queue.stats
+        assert stats.prefetch_bytes > 0
+        assert controller.demand.useful_prefetch_bytes > 0
+        assert controller.demand.wasted_prefetch_bytes > 0
+        assert stats.promoted + stats.dropped > 0
+
+
+def test_a_failed_read_is_told_once_and_the_next_call_is_clean(tmp_path: Path) -> None:
+    store = FakeStore(tmp_path / "experts")
+    plain, fails = read_file(store.path), [False]
+
+    def read(file_index: int, offset: int, out: memoryview, needed_bytes: int) -> None:
+        if fails[0]:
+            raise OSError("the disk is gone")
+        plain(file_index, offset, out, needed_bytes)
+
+    with device_controller(store, EmulatedCalls(4), 0.1, 0.1, read=read, io_threads=2) as controller:
+        run_calls(controller, store, seed=1, sizes=[3, 1, 1])
+        for seed in range(3):
+            fails[0] = True
+            with pytest.raises(ReadFailure, match="the disk is gone"):
+                run_calls(controller, store, seed=seed, sizes=[20])
+            controller.end()
+            fails[0] = False
+            run_calls(controller, store, seed=seed, sizes=[3, 1, 12, 1])
+
+
+def test_decoding_allocates_nothing_and_waits_for_nothing(tmp_path: Path) -> None:
+    """With all experts in host memory a token costs copies and launches only, a fixed number of launches a layer."""
+    store = FakeStore(tmp_path / "experts")
+    calls = EmulatedCalls(6)
+    with device_controller(store, calls, vram=0.3) as controller:
+        assert isinstance(controller.queue, CopyQueue)
+        controller.queue.host.fill([(layer, e) for layer in store.moe_layers() for e in range(store.num_experts)])
+        run_calls(controller, store, seed=1, sizes=[1, 1])
+        before = calls.counts.copy()
+        run_calls(controller, store, seed=2, sizes=[1] * 8)
+        counts = calls.counts - before
+    for name in ("device allocations", "pins", "events", "synchronizations"):
+        assert counts[name] == 0, name
+    assert counts["launch expert_combine"] == 8 * 3
+    assert counts["launch expert_gate_up"] == counts["launch expert_down"] <= 2 * 8 * 3

@@ -12,17 +12,22 @@ from pearl_cli.host_memory import available_bytes
 from pearl_cli.memory_plan import MemoryPlan, typed
 
 
-def warn_of_plan(plan: MemoryPlan, config: ModelConfig, notify: Callable[[str], None] | None) -> None:
-    """At most one line each for tight slots and scarce memory."""
+def warn_of_plan(
+    plan: MemoryPlan, config: ModelConfig, notify: Callable[[str], None] | None, on_gpu: bool = False
+) -> None:
+    """At most one line each for tight slots and, where the plan is for host memory, scarce memory."""
     if notify is None:
         return
     kept = min(plan.slots.capacities[layer] for layer in config.moe_layers)
     used = config.router.num_experts_per_tok
     if kept < used:
+        again, flag = ("copied", "--vram") if on_gpu else ("read", "--ram")
         notify(
             f"the expert slots hold {kept or 'less than one'} of a layer's experts and every token uses {used}: most"
-            " will be read again for each token; a larger --budget or --ram helps more than anything else"
+            f" will be {again} again for each token; a larger --budget or {flag} helps more than anything else"
         )
+    if on_gpu:
+        return
     try:
         available = available_bytes()
     except MemoryPlanError:  # the system does not say; the ceiling was given for that reason

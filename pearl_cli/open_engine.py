@@ -205,7 +205,7 @@ def _open(
     ground = prepare(gguf, options, default_budget, notify, progress)
     config, backend, places, plan = ground.config, ground.backend, ground.places, ground.plan
     forecasting = ground.forecasting
-    warn_of_plan(plan, config, notify)
+    warn_of_plan(plan, config, notify, on_gpu=ground.on_device is not None)
     fill_store(gguf, wanted_by(config), ground.threads, progress)
     loaded = load_model(gguf, backend)
     record_on_device(loaded, ground.on_device)

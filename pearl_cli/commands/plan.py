@@ -42,8 +42,10 @@ def plan_record(options: RunOptions) -> dict[str, Any]:
         del tokenizer
     config, places, plan = ground.config, ground.places, ground.plan
     experts = config.router.num_experts * sum(1 for size in places.slot_bytes if size)
+    host = ground.on_device.host.n_bytes if ground.on_device is not None else None
     return {
         "model": config.name or config.architecture,
+        "device": "cpu" if ground.on_device is None else ground.on_device.gpu.name,
         "context": plan.needs.context,
         "process_bytes": plan.needs.process_bytes,
         "weight_bytes": plan.needs.weight_bytes,
@@ -56,4 +58,5 @@ def plan_record(options: RunOptions) -> dict[str, Any]:
         "experts": experts,
         "experts_kept": sum(plan.slots.capacities),
         "expert_total_bytes": places.expert_bytes_total,
+        **({} if host is None else {"host_expert_slot_bytes": host}),
     }

@@ -34,6 +34,10 @@ class HostPlan:
     class_of_layer: tuple[int, ...]
     lock_limit_bytes: int
 
+    @property
+    def n_bytes(self) -> int:
+        return sum(slot_bytes * count for slot_bytes, count in self.classes)
+
 
 @dataclass(frozen=True, slots=True)
 class Fetched:

@@ -22,6 +22,7 @@ from pearl_cli.device.measure_misses import measure_misses
 from pearl_cli.device.vram_plan import VramNeeds, plan_host, plan_vram, smaller
 from pearl_cli.host_memory import available_bytes, rss_bytes
 from pearl_cli.memory_plan import DEFAULT_SHARE, MemoryPlan, choose_context, typed, workspace_bytes
+from pearl_cli.open_model import wanted_by
 from pearl_cli.options import RunOptions
 from pearl_cli.predict.base import NextUse, Predictor
 from pearl_cli.residency.build import ExpertPlaces
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from kernels.gpu.open_gpu import OpenGpu
 
 
-_PASSING_BYTES = 256 << 20  # of host slots where every expert only passes through, once
+_PASSING_BYTES = 256 << 20  # of host slots that experts only pass through: once, or out of a store in RAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,13 @@ def plan_device(
     staging = prefetch_slots + 2 * config.router.num_experts_per_tok
     budget = options.budget if options.budget is not None or options.vram is not None else default_budget
     vram = plan_vram(gpu.calls, needs, places.slot_bytes, num_experts, options.vram, budget, staging, notify)
-    process, available = rss_bytes(), _available()
+    process, available, store = rss_bytes(), _available(), gguf.memory
+    if store is not None:
+        process += store.missing_bytes(wanted_by(config))
     ceiling = options.ram.n_bytes if options.ram else process + int(DEFAULT_SHARE * available)
     host = plan_host(
         places.slot_bytes, num_experts, process, weights, available, ceiling, options.ram is not None,
-        most_bytes=_PASSING_BYTES if vram.all_resident else None,
+        most_bytes=_PASSING_BYTES if vram.all_resident or store is not None else None,
     )  # fmt: skip
     return DevicePlan(gpu, vram, host, staging)
 

@@ -50,7 +50,8 @@ def add_tokenizer(
     merges = _merges(folder, model)
     notes: list[str] = []
     if model.get("byte_fallback"):
-        _add_sentencepiece(metadata, folder, tokenizer, tokens, types, merges)
+        kind = "gemma4" if metadata.text("general.architecture") == "gemma4" else "llama"
+        _add_sentencepiece(metadata, folder, tokenizer, tokens, types, merges, kind)
     else:
         metadata.string("tokenizer.ggml.model", "gpt2")
         notes = _add_pre_tokenizer(metadata, tokenizer, pre, str(folder))
@@ -148,7 +149,13 @@ def _splits(step: Any, where: str) -> tuple[str, ...]:
 
 
 def _add_sentencepiece(
-    metadata: Metadata, folder: Path, tokenizer: dict[str, Any], tokens: list[str], types: np.ndarray, merges: list[str]
+    metadata: Metadata,
+    folder: Path,
+    tokenizer: dict[str, Any],
+    tokens: list[str],
+    types: np.ndarray,
+    merges: list[str],
+    kind: str,
 ) -> None:
     """Scores are the negated ranks of the merges that make each token: the order in which SentencePiece merges, too."""
     rank: dict[str, int] = {}
@@ -159,8 +166,8 @@ def _add_sentencepiece(
         0.0 if kind in (CONTROL, UNKNOWN, BYTE) else -float(rank.get(t, last))
         for t, kind in zip(tokens, types, strict=True)
     ]
-    metadata.string("tokenizer.ggml.model", "llama")
-    metadata.string("tokenizer.ggml.pre", "default")
+    metadata.string("tokenizer.ggml.model", kind)
+    metadata.string("tokenizer.ggml.pre", "default" if kind == "llama" else kind)
     metadata.strings("tokenizer.ggml.tokens", tokens)
     metadata.array("tokenizer.ggml.scores", np.array(scores, dtype=np.float32))
     metadata.array("tokenizer.ggml.token_type", types)
@@ -177,11 +184,13 @@ def _prepend_scheme(tokenizer: dict[str, Any], where: str) -> str:
     step = tokenizer.get("pre_tokenizer")
     if isinstance(step, dict) and step.get("type") == "Metaspace" and step.get("replacement", _SPACE) == _SPACE:
         return str(step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never"))
-    if step is not None:
-        raise UnsupportedTokenizer(f"{where}: tokenizer.json has the pre-tokenizer step {step!r} beside byte fallback")
     normalizer = tokenizer.get("normalizer") or {}
     steps = normalizer.get("normalizers") or [normalizer]
     replaces = any(s.get("type") == "Replace" and s.get("content") == _SPACE for s in steps)
+    # Gemma cuts at spaces, of which its normaliser has left none.
+    cuts_at_spaces = isinstance(step, dict) and step.get("type") == "Split" and step.get("pattern") == {"String": " "}
+    if step is not None and not (replaces and cuts_at_spaces):
+        raise UnsupportedTokenizer(f"{where}: tokenizer.json has the pre-tokenizer step {step!r} beside byte fallback")
     if not replaces:
         raise UnsupportedTokenizer(
             f"{where}: tokenizer.json has byte fallback without a rule that turns spaces into '{_SPACE}'"

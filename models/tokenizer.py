@@ -13,7 +13,7 @@ from models.tokenizer_spm import SentencePieceBpe
 from models.tokenizer_stops import stop_ids
 from models.tokenizer_vocab import TokenType, Vocabulary, flag
 
-MODELS = ("gpt2", "llama")
+MODELS = ("gpt2", "llama", "gemma4")
 _RAW = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
 
 
@@ -77,7 +77,10 @@ class Tokenizer:
             encoder = SentencePieceBpe(vocab, metadata)
         if flag(metadata, "tokenizer.ggml.add_eos_token", False):
             notes.append("tokenizer.ggml.add_eos_token is true; no end token is put behind a prompt that is to go on")
-        return cls(vocab, encoder, _read_add_bos(metadata, vocab, bos_default), notes)
+        add_bos = _read_add_bos(metadata, vocab, bos_default)
+        if model == "gemma4":  # older files say that there is none; llama.cpp puts one in front all the same
+            add_bos = "bos" in vocab.special_ids
+        return cls(vocab, encoder, add_bos, notes)
 
     def encode(self, text: str, add_bos: bool | None = None, special: bool = False) -> list[int]:
         """Ids of `text`. `add_bos` None: as the model wants it; never a second one. `special`: read control tokens.

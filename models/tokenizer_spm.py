@@ -1,4 +1,4 @@
-"""SentencePiece BPE ("llama" in a GGUF): the neighbours whose joint piece scores best merge first.
+"""SentencePiece BPE ("llama" and "gemma4" in a GGUF): the neighbours whose joint piece scores best merge first.
 
 Run by the `tokenizers` library: every way to cut a piece in two known pieces becomes a merge, ranked by the score of
 the whole. Text without a token becomes bytes. Only plain text goes in: special tokens are cut out before
@@ -33,7 +33,7 @@ class SentencePieceBpe:
 
     def __init__(self, vocab: Vocabulary, metadata: Mapping[str, Any]) -> None:
         self.notes: list[str] = []
-        self.scheme = _read_scheme(metadata)
+        self.scheme = _read_scheme(metadata, vocab.model)
         self._table = encodable(vocab.tokens)
         self._retype_bytes(vocab)
         self._bytes = {vocab.tokens[i]: _byte_value(vocab.tokens[i]) for i in vocab.ids_of(TokenType.BYTE)}
@@ -58,7 +58,7 @@ class SentencePieceBpe:
     def _merges(self, vocab: Vocabulary, metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Pairs in the order they merge: the file's own, or by score. No text merges into a control or byte token."""
         mergeable, table = np.isin(vocab.types, _MERGEABLE), self._table
-        if "tokenizer.ggml.merges" in metadata:
+        if "tokenizer.ggml.merges" in metadata or vocab.model == "gemma4":
             known = [(a, b) for a, b in read_merges(metadata) if a in table and b in table and a + b in table]
             return [(a, b) for a, b in known if mergeable[table[a + b]]]
         if vocab.scores is None:
@@ -106,10 +106,10 @@ class SentencePieceBpe:
         return text.replace(SPACE, " ").encode("utf-8", "surrogateescape")
 
 
-def _read_scheme(metadata: Mapping[str, Any]) -> str:
+def _read_scheme(metadata: Mapping[str, Any], model: str) -> str:
     scheme = metadata.get("pearl.tokenizer.space_prefix")
     if scheme is None:
-        return "legacy" if flag(metadata, "tokenizer.ggml.add_space_prefix", True) else "never"
+        return "legacy" if flag(metadata, "tokenizer.ggml.add_space_prefix", model == "llama") else "never"
     if scheme not in SCHEMES:
         raise GGUFError(f"pearl.tokenizer.space_prefix is {scheme!r}; supported: {', '.join(SCHEMES)}")
     return str(scheme)

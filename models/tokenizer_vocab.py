@@ -101,7 +101,7 @@ def read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     """`tokenizer.ggml.merges` as pairs, in order of rank. GGUFError when it is missing or an entry is no pair."""
     stored: Sequence[str] | None = metadata.get("tokenizer.ggml.merges")
     if stored is None:
-        raise GGUFError("the file holds no merges (tokenizer.ggml.merges), which a gpt2 vocabulary needs")
+        raise GGUFError("the file holds no merges (tokenizer.ggml.merges), which a vocabulary of this kind needs")
     merges: list[Any] = [tuple(entry.split(" ", 1)) for entry in stored]
     for number, merge in enumerate(merges):
         if len(merge) != 2 or not all(merge):

@@ -27,7 +27,7 @@ from pearl_cli.residency.build import ExpertPlaces
 from pearl_cli.residency.slot_plan import floor_bytes
 from pearl_cli.tensor_check import check_tensors
 
-TOKENIZER_MODELS = ("gpt2", "llama")
+TOKENIZER_MODELS = ("gpt2", "llama", "gemma4")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tokenizers
 
+from convert.hf_tokenizer import _prepend_scheme
 from convert.pipeline import ConvertOptions, convert
 from models.chat_template import ChatTemplate
 from models.errors import CheckpointError, UnsupportedTokenizer
@@ -175,6 +176,8 @@ def sentencepiece(**changes: Any) -> dict[str, Any]:
     }
 
 
+REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+CUT_AT_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
 METASPACE = {"type": "Metaspace", "replacement": SPACE, "split": False}
 
 
@@ -182,6 +185,7 @@ METASPACE = {"type": "Metaspace", "replacement": SPACE, "split": False}
     ("changes", "scheme"),
     [
         ({}, "legacy"),
+        ({"normalizer": REPLACE, "pre_tokenizer": CUT_AT_SPACES}, "never"),  # Gemma's
         ({"normalizer": None, "pre_tokenizer": {**METASPACE, "prepend_scheme": "first"}}, "first"),
         ({"normalizer": None, "pre_tokenizer": {**METASPACE, "prepend_scheme": "always"}}, "always"),
         ({"normalizer": None, "pre_tokenizer": {**METASPACE, "prepend_scheme": "never"}}, "never"),
@@ -208,6 +212,11 @@ def test_sentencepiece_style_tokenizes_like_hugging_face(tmp_path: Path, changes
     for text in ("user", "<s>user", "<s> user", "user<s>user", "us er  user", "\u00e9"):
         expected = theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_bos=False, special=True) == expected, text
+
+
+def test_cutting_at_spaces_that_are_still_there_is_refused() -> None:
+    with pytest.raises(UnsupportedTokenizer, match=r"here: .*MergedWithPrevious"):
+        _prepend_scheme(sentencepiece(normalizer=None, pre_tokenizer=CUT_AT_SPACES), "here")
 
 
 def test_chat_template_file_wins(folder: Path) -> None:

@@ -46,6 +46,21 @@ def test_a_stock_file_has_only_the_bool(keys: dict[str, bool], expected: str) ->
     assert pieces(Tokenizer.from_metadata(sentencepiece(USER, **keys)), "user") == [expected]
 
 
+def test_a_gemma4_vocabulary_merges_by_its_list_and_begins_with_bos() -> None:
+    merges = ["e r", "u s", "us er", "▁ user", "▁ ▁", "\n \n"]
+    metadata = sentencepiece({**USER, "\n": -11, "\n\n": -12}, {"<turn|>": CONTROL}) | {
+        "tokenizer.ggml.model": "gemma4", "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.add_bos_token": False,
+    }  # fmt: skip
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert pieces(tokenizer, "user user  user\n\n\n") == ["user", "▁user", "▁", "▁user", "\n\n", "\n"]
+    assert tokenizer.encode("user")[0] == 1
+    assert tokenizer.decode(tokenizer.encode("user\n user")) == "user\n user"
+    del metadata["tokenizer.ggml.merges"]
+    with pytest.raises(GGUFError, match=r"no merges \(tokenizer\.ggml\.merges\)"):
+        Tokenizer.from_metadata(metadata)
+
+
 def test_an_unknown_scheme_is_refused() -> None:
     with pytest.raises(GGUFError, match="supported: legacy, first, always, never"):
         Tokenizer.from_metadata(sentencepiece(USER) | {"pearl.tokenizer.space_prefix": "sometimes"})

@@ -221,6 +221,8 @@ def _lay_out(
     label = recipe.label()
     name = source.name if not label or source.name.lower().endswith(label.lower()) else f"{source.name}-{label}"
     directory = out
+    if not options.merge and not options.in_ram and out.exists() and not out.is_dir():
+        raise UsageError(f"-o {out}: is a file; a pearl model is several files, give a directory")
     if out.suffix == ".gguf" and not out.is_dir():
         if not options.merge:
             raise UsageError(

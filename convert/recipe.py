@@ -192,7 +192,8 @@ def parse_recipe(quant: str | None, recipe: str | None) -> Recipe:
     try:
         return Recipe(parse_type(quant), overrides)
     except UnsupportedQuantType:
-        raise UnsupportedQuantType(quant, [*(target.name for target in TARGETS), *map(str.upper, MIXES)]) from None
+        names = dict.fromkeys([*(target.name for target in TARGETS), *map(str.upper, MIXES)])
+        raise UnsupportedQuantType(quant, names) from None
 
 
 def _parse_override(text: str) -> Override:

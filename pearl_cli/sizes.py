@@ -41,6 +41,9 @@ def parse_size(text: str, allow_percent: bool = False) -> Size:
     return Size(n_bytes=int(number * _UNITS[(match[3] or "").lower()]))
 
 
+_LEAST_PLAIN_BYTES = 1024  # a smaller number without a unit was meant in another one
+
+
 class SizeParam(click.ParamType[Size]):
     """click type for `Size`."""
 
@@ -59,4 +62,6 @@ class SizeParam(click.ParamType[Size]):
             self.fail(str(error), param, ctx)
         if self.above_zero and size == Size():
             self.fail(f"'{value}' is nothing; write 2GiB, 1500MiB", param, ctx)
+        if str(value).strip().isdigit() and 0 < size.n_bytes < _LEAST_PLAIN_BYTES:
+            self.fail(f"'{value}' is {size.n_bytes} bytes; did you mean {size.n_bytes}GiB?", param, ctx)
         return size

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
 @click.option(
     "--shard-size",
-    type=SizeParam(),
+    type=SizeParam(above_zero=True),
     metavar="SIZE",
     help="Largest size of a shard.  [default: 4GiB; one file with --merge]",
 )

@@ -71,6 +71,14 @@ def test_bad_recipes_are_named(recipe: str) -> None:
         parse_recipe(None, recipe)
 
 
+def test_an_unknown_quant_lists_each_name_once() -> None:
+    with pytest.raises(UnsupportedQuantType) as caught:
+        parse_recipe("zz", None)
+    listed = str(caught.value).split("supported: ")[1].split(", ")
+    assert len(listed) == len(set(listed))
+    assert {"Q8_0", "Q4_K_M", "MXFP4"} <= set(listed)
+
+
 def test_unknown_type_lists_the_known_ones() -> None:
     with pytest.raises(UnsupportedQuantType, match=r"'q9'.*Q4_K.*Q6_K"):
         parse_recipe("q9", None)

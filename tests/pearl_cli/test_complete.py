@@ -70,7 +70,7 @@ def test_special_tokens_only_on_request(tiny_path, capsys):
     ("args", "part"),
     [
         (["-p", "x", "--ram", "1MiB"], "below the floor"),
-        (["-p", "x", "--budget", "10"], "below the floor"),
+        (["-p", "x", "--budget", "1KiB"], "below the floor"),
         (["-p", "x", "-c", "100000"], "trained for 128"),
         (["-p", "x" * 500, "-n", "1"], "does not fit the context"),
         (["-f", "no-such-file.txt"], "no-such-file.txt"),

@@ -54,6 +54,10 @@ def test_dry_run_writes_nothing(folder: Path, tmp_path: Path, capsys: pytest.Cap
         (["hf", "-o", "out", "--no-vocab", "--recipe", "all=q8_0"], "role 'all'"),
         (["hf", "-o", "out"], "tokenizer.json"),
         (["hf", "-o", "out.gguf", "--no-vocab"], "--merge"),
+        (["hf", "-o", "hf/config.json", "--no-vocab"], "hf/config.json: is a file"),
+        (["hf", "-o", "/dev/null", "--no-vocab"], "is a file"),
+        (["hf", "-o", "out", "--no-vocab", "--shard-size", "0"], "--shard-size"),
+        (["hf", "-o", "out", "--no-vocab", "--shard-size", "1"], "did you mean 1GiB?"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(

@@ -54,6 +54,8 @@ def test_every_command_in_the_table_shows_its_help(capsys):
         (["chat", "-sys", "x", "-sysf", "x.txt"], "one of the two"),
         (["complete", "-p", "x", "--throttle", "0"], "--throttle"),
         (["complete", "-p", "x", "-r", ""], "empty text"),
+        (["complete", "-p", "x", "--ram", "16"], "did you mean 16GiB?"),
+        (["complete", "-p", "x", "--temp", "nan"], "--temp"),
     ],
 )
 def test_a_users_fault_is_one_line_and_exit_code_2(args, part, capsys):

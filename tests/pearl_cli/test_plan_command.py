@@ -16,9 +16,9 @@ def test_the_named_floor_is_enough_for_a_run(tiny_path):
         command = [sys.executable, "-m", "pearl_cli", *map(str, args)]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
-    refused = pearl("plan", tiny_path, "--ram", "1")
+    refused = pearl("plan", tiny_path, "--ram", "1MiB")
     assert refused.returncode == 2
-    floor = re.search(r"--ram 1 is below the floor of (\d+MiB)", refused.stderr)[1]
+    floor = re.search(r"--ram 1MiB is below the floor of (\d+MiB)", refused.stderr)[1]
     ran = pearl("complete", "-m", tiny_path, "-p", "abc", "-n", "2", "--ram", floor)
     assert ran.returncode == 0, ran.stderr
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import transformers
 
+ROPE = {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.5}
 HYBRID = {
     "num_hidden_layers": 4,
     "num_experts": 5,
@@ -25,11 +26,15 @@ HYBRID = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
-    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.5},
+    "rope_parameters": ROPE,
 }
 FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "qwen3next": (transformers.Qwen3NextConfig, transformers.Qwen3NextForCausalLM, {**HYBRID, "intermediate_size": 96}),
-    "qwen35moe": (transformers.Qwen3_5MoeTextConfig, transformers.Qwen3_5MoeForCausalLM, HYBRID),
+    "qwen35moe": (
+        transformers.Qwen3_5MoeTextConfig,
+        transformers.Qwen3_5MoeForCausalLM,
+        {**HYBRID, "rope_parameters": {**ROPE, "mrope_section": [2, 2, 2], "mrope_interleaved": True}},
+    ),
 }
 
 

@@ -1,8 +1,9 @@
-"""`python -m kernels.bench [--op NAME] [--type NAME] [--shape NAME] [--threads N] [--json]`
+"""`python -m kernels.bench [--op NAME] [--type NAME] [--shape NAME] [--threads N] [--json] [--roofline]`
 
 Prints for each op, type and shape the median time, GB/s of weights (or cache) read, that rate as per cent of the
 memory read rate measured first, and GFLOP/s of ops over many tokens. An op whose answer differs from the reference is
-not timed; the exit code is then 1.
+not timed; the exit code is then 1. With --roofline nothing is timed: it prints the bytes and operations of each launch
+of the GPU kernels, and the floor in microseconds for named GPUs.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import Any
 
 from kernels.backend import Backend
 from kernels.bench.memory_rate import measure
-from kernels.bench.ops import OPS, PROMPT, Case, fits
+from kernels.bench.ops import DEPTH, OPS, PROMPT, Case, fits
+from kernels.bench.roofline import roofline, table
 from kernels.bench.shapes import SHAPES, Shape
 from kernels.cpu.backend import CpuBackend
 from kernels.cpu.parallel import max_threads
 from kernels.quant_types import QuantType
 
 DEFAULT_TYPES = ("Q8_0", "Q4_K", "Q6_K", "MXFP4", "F16", "F32")
+ROOFLINE_TYPES = ("Q4_K",)
 _MIN_RUNS, _MAX_RUNS = 5, 300
 
 
@@ -87,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--shape", action="append", choices=list(SHAPES), help="default: all")
     made.add_argument("--threads", type=int, default=max_threads(), help="default: all cores")
     made.add_argument("--seconds", type=float, default=0.4, help="time spent on an op (default 0.4)")
+    made.add_argument("--roofline", action="store_true", help="floors of the GPU kernels, computed and not measured")
     made.add_argument("--json", action="store_true", help="one JSON array on stdout instead of the table")
     return made
 
@@ -107,8 +111,26 @@ def run(backend: Backend, arguments: argparse.Namespace) -> list[dict[str, Any]]
     return results
 
 
+def print_roofline(arguments: argparse.Namespace) -> None:
+    """The floors of one token at DEPTH and of a prompt."""
+    records = [
+        record
+        for shape_name in arguments.shape or SHAPES
+        for type_name in arguments.type or ROOFLINE_TYPES
+        if fits(SHAPES[shape_name], QuantType[type_name])
+        for n_tokens, depth in ((1, DEPTH), (PROMPT, PROMPT))
+        for record in roofline(SHAPES[shape_name], QuantType[type_name], n_tokens, depth)
+    ]
+    print(json.dumps(records) if arguments.json else table(records))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
+    if arguments.roofline:
+        if arguments.op:
+            parser().error("--roofline prints all launches of a layer; --op does not apply")
+        print_roofline(arguments)
+        return 0
     if not 1 <= arguments.threads <= max_threads():
         parser().error(f"--threads {arguments.threads}: this process may use 1 to {max_threads()}")
     results = run(CpuBackend(arguments.threads), arguments)

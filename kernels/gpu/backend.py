@@ -26,7 +26,7 @@ from kernels.backend import (
     Weight,
 )
 from kernels.gpu import attention as attention_ops
-from kernels.gpu import conv, delta_rule, embed, experts_decode, experts_prefill, gates, kv, norm, router
+from kernels.gpu import conv, delta_rule, embed, experts_decode, experts_prefill, gates, kv, layer_norm, norm, router
 from kernels.gpu import linear as linear_ops
 from kernels.gpu import rope as rope_ops
 from kernels.gpu.covering import CoveringBackend
@@ -115,8 +115,7 @@ class GpuBackend:
         return Activations(norm.norm(x, weight, eps, self.device))
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Activations:
-        centred = x - x.mean(dim=1, keepdim=True)
-        return Activations(norm.norm(centred, weight, eps, self.device) + bias)
+        return Activations(layer_norm.layer_norm(x, weight, bias, eps, self.device))
 
     def head_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return norm.head_norm(x, weight, eps, self.device)

@@ -60,9 +60,9 @@ def _table(quant_type: QuantType, unit: GatedUnit, biased: bool, other: QuantTyp
     kinds = np.full(EXPERTS, int(quant_type), np.uint8)
     if other is not None:
         kinds[::2] = int(other)
-    addresses = [np.full(EXPERTS, 4096, np.int64) for _ in range(3)]
+    gate, up, down = (np.full(EXPERTS, 4096, np.int64) for _ in range(3))
     biases = ExpertBiases(*(torch.empty((EXPERTS, n)) for n in (WIDTH, WIDTH, HIDDEN))) if biased else None
-    return ExpertTable(*addresses, kinds, kinds.copy(), kinds.copy(), HIDDEN, WIDTH, unit, biases)
+    return ExpertTable(gate, up, down, kinds, kinds.copy(), kinds.copy(), HIDDEN, WIDTH, unit, biases)
 
 
 def _experts(quant_type: QuantType, n_tokens: int, b: GpuBackend, unit: GatedUnit = SILU, biased: bool = False) -> None:
@@ -99,6 +99,7 @@ def _norms(b: GpuBackend) -> None:
     x = torch.empty((2, HIDDEN))
     b.norm(x, torch.empty(HIDDEN), 1e-6)
     b.head_norm(x, torch.empty(128), 1e-6)
+    b.layer_norm(x, torch.empty(HIDDEN), torch.empty(HIDDEN), 1e-6)
     b.gated_norm(x, torch.empty_like(x), torch.empty(128), 1e-6)
 
 

@@ -21,9 +21,10 @@ class DenseTables:
         at = (gate.data.data_ptr(), up.data.data_ptr())
         key = (*at, gate.quant_type, up.quant_type, gate.n_cols, gate.n_rows, unit)
         if key not in self._tables:
-            addresses = [np.array([address], np.int64) for address in (*at, 0)]
+            places = [np.array([address], np.int64) for address in (*at, 0)]
             types = [np.array([int(w.quant_type)], np.uint8) for w in (gate, up, gate)]
-            table = ExpertTable(*addresses, *types, gate.n_cols, gate.n_rows, unit)
+            sizes = gate.n_cols, gate.n_rows
+            table = ExpertTable(places[0], places[1], places[2], types[0], types[1], types[2], *sizes, unit)
             self._tables[key] = device_table(table, self._upload)
         return self._tables[key]
 

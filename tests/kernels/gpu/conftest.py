@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -27,16 +27,10 @@ def _torch_poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def gpu():  # noqa: ANN201 - its class is imported below triton's own switch
+def gpu() -> Any:
     """A GpuBackend on the interpreter."""
     from kernels.gpu.backend import GpuBackend
 
     backend = GpuBackend()
     assert backend.device.interpreted
     return backend
-
-
-@pytest.fixture(scope="session")
-def host():  # noqa: ANN201
-    """float32 array -> tensor that owns its memory."""
-    return lambda array: torch.from_numpy(np.array(array, np.float32))

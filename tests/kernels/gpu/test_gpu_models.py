@@ -1,4 +1,6 @@
-"""Whole models on the GPU path, through Triton's interpreter: logits equal transformers', and the demo's the reference's."""
+"""Whole models on the GPU path, through Triton's interpreter: tiny ones give the logits of transformers, the demo gives
+those of the reference.
+"""
 
 from __future__ import annotations
 

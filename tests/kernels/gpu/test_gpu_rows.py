@@ -11,7 +11,7 @@ from kernels.gpu.backend import GpuBackend
 from kernels.reference.conv import causal_conv_ref
 from kernels.reference.delta_rule import delta_rule_ref
 from kernels.reference.gates import gated_norm_ref, sigmoid_gate_ref
-from kernels.reference.norm import head_norm_ref, norm_ref
+from kernels.reference.norm import head_norm_ref, layer_norm_ref, norm_ref
 from tests.tolerances import FLOAT32_RELATIVE, FLOAT32_ROW_RELATIVE
 
 
@@ -56,6 +56,23 @@ def test_head_norm_works_in_place_on_a_slice(gpu: GpuBackend, width: int, gated:
     assert relative_error(part, expected) < FLOAT32_ROW_RELATIVE
     np.testing.assert_array_equal(rows[:, :width].numpy(), before[:, :width])
     np.testing.assert_array_equal(rows[:, 4 * width :].numpy(), before[:, 4 * width :])
+
+
+@pytest.mark.parametrize(("width", "block"), [(33, 4096), (300, 128)])
+def test_layer_norm(gpu: GpuBackend, width: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mean far from 0, which must not take digits of the deviation; one block a row, and several."""
+    from kernels.gpu import layer_norm as module
+    from kernels.gpu.tiling import Device
+
+    monkeypatch.setattr(module, "MAX_BLOCK", block)
+    x, weight, bias = random(3, width) + 9, random(width, seed=1), random(width, seed=2)
+    on_gpu = [torch.from_numpy(array) for array in (x, weight, bias)]
+    expected = layer_norm_ref(x, weight, bias, 1e-5)
+    assert relative_error(gpu.layer_norm(*on_gpu, 1e-5).x, expected) < FLOAT32_RELATIVE
+    found = module.layer_norm(*on_gpu, 1e-5, Device("sm_90", 132))
+    assert relative_error(found, expected) < FLOAT32_RELATIVE
+    with pytest.raises(ValueError, match="bias of 5"):
+        gpu.layer_norm(on_gpu[0], on_gpu[1], torch.ones(5), 1e-5)
 
 
 def test_a_norm_weight_that_does_not_fit_is_refused(gpu: GpuBackend) -> None:

@@ -133,3 +133,8 @@ def byte_level_tokenizer(**changes: Any) -> dict[str, Any]:
 def write_tokenizer(folder: Path, tokenizer: dict[str, Any] | None = None, **settings: Any) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer or byte_level_tokenizer()))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>", **settings}))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of `folder` by name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -21,6 +21,7 @@ from typing import Any
 from convert.pipeline import ConvertOptions, convert
 from models.errors import PearlError
 from models.gguf import GGUFModel
+from tests.convert.checkpoints import contents
 
 OPTIONS = ConvertOptions(quant="q8_0", with_vocab=False, threads=1, shard_bytes=3 << 14)
 STEP_BYTES = 300  # what a step without data counts as
@@ -88,7 +89,7 @@ def main(source: Path, directory: Path, n_kills: int, seed: int) -> dict[str, in
     counting = Budget(None)
     first = convert(source, directory / "whole", OPTIONS)
     total = counting.spent
-    whole = {path.name: path.read_bytes() for path in first.parent.iterdir()}
+    whole = contents(first.parent)
     found = {"killed": 0, "opened_half_done": 0, "resumes_that_differ": 0, "total": total, "files": len(whole)}
     rng = random.Random(seed)
     for number in range(n_kills):
@@ -101,7 +102,7 @@ def main(source: Path, directory: Path, n_kills: int, seed: int) -> dict[str, in
                 left = list(out.glob("*.partial")) if out.exists() else []
                 found["opened_half_done"] += bool(left) and opens(out) and not _is_whole(out, whole)
         status = in_child(source, out, None)
-        found["resumes_that_differ"] += status != 0 or {p.name: p.read_bytes() for p in out.iterdir()} != whole
+        found["resumes_that_differ"] += status != 0 or contents(out) != whole
     return found
 
 

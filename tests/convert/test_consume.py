@@ -14,7 +14,7 @@ from convert import pipeline
 from convert.pipeline import ConvertOptions, convert
 from convert.shard_writer import write_files
 from models.errors import UsageError
-from tests.convert.checkpoints import EXPERTS, weights, write_folder, write_safetensors
+from tests.convert.checkpoints import EXPERTS, contents, weights, write_folder, write_safetensors
 
 SHARD_BYTES = EXPERTS * 3 * 4096  # one layer's experts
 KEEP = ConvertOptions(quant="q8_0", with_vocab=False, threads=1, shard_bytes=SHARD_BYTES)
@@ -43,10 +43,6 @@ def layered(folder: Path) -> Path:
         weight_map |= dict.fromkeys(group, name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return folder
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_all_weight_files_are_gone_at_the_end_and_the_output_is_the_same(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from convert.stream import Job
 from kernels.quant_types import QuantType
 from models.errors import ConversionError, DiskFullError, FileError
 from models.gguf import GGUFModel
+from tests.convert.checkpoints import contents
 
 
 class Stopped(Exception):
@@ -113,13 +114,9 @@ def steps_of_a_whole_run(directory: Path) -> list[str]:
     return seen
 
 
-def contents_of(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
 def test_stopped_anywhere_it_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     steps = steps_of_a_whole_run(tmp_path / "whole")
-    whole = contents_of(tmp_path / "whole")
+    whole = contents(tmp_path / "whole")
     assert {"journal", "open", "tensor", "record", "checksums", "retire", "rename", "clean"} == set(steps)
     for stop_at in range(len(steps)):
         out = tmp_path / f"stop-{stop_at}"
@@ -139,7 +136,7 @@ def test_stopped_anywhere_it_resumes_to_the_same_bytes(tmp_path: Path) -> None:
                 with pytest.raises(FileError):
                     GGUFModel.open(shard)
         write(out)
-        assert contents_of(out) == whole, f"stopped before step {stop_at} ({steps[stop_at]})"
+        assert contents(out) == whole, f"stopped before step {stop_at} ({steps[stop_at]})"
 
 
 def test_resuming_writes_only_what_is_missing(tmp_path: Path) -> None:
@@ -164,7 +161,7 @@ def test_resuming_writes_only_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_damaged_partial_is_not_built_on(tmp_path: Path) -> None:
-    whole = contents_of(write(tmp_path / "whole").parent)
+    whole = contents(write(tmp_path / "whole").parent)
     with pytest.raises(Stopped):
         write(tmp_path / "out", before_step=_stop_before("rename"))
     victim = partial_path(layouts(tmp_path / "out")[1].path)
@@ -172,7 +169,7 @@ def test_a_damaged_partial_is_not_built_on(tmp_path: Path) -> None:
     data[4100] ^= 1
     victim.write_bytes(data)
     write(tmp_path / "out")
-    assert contents_of(tmp_path / "out") == whole
+    assert contents(tmp_path / "out") == whole
 
 
 def test_partials_of_another_job_are_not_used(tmp_path: Path) -> None:
@@ -185,10 +182,10 @@ def test_partials_of_another_job_are_not_used(tmp_path: Path) -> None:
 
 def test_an_older_output_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     write(tmp_path)
-    before = contents_of(tmp_path)
+    before = contents(tmp_path)
     with pytest.raises(Stopped):
         write_files(layouts(tmp_path), jobs, "job 2", threads=1, before_step=_stop_before("retire"))
-    assert {name: data for name, data in contents_of(tmp_path).items() if name in before} == before
+    assert {name: data for name, data in contents(tmp_path).items() if name in before} == before
 
 
 def inverted_jobs(tensor: OutputTensor) -> list[Job]:
@@ -235,7 +232,7 @@ def test_short_space_is_refused_before_the_first_byte(tmp_path: Path, monkeypatc
 
 
 def test_full_disk_leaves_nothing_finished_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = contents_of(write(tmp_path / "whole").parent)
+    whole = contents(write(tmp_path / "whole").parent)
     real, calls = os.pwrite, 0
 
     def full(descriptor: int, data: object, at: int) -> int:
@@ -251,15 +248,15 @@ def test_full_disk_leaves_nothing_finished_and_resumes(tmp_path: Path, monkeypat
     monkeypatch.undo()
     assert not list((tmp_path / "out").glob("*.gguf"))
     write(tmp_path / "out")
-    assert contents_of(tmp_path / "out") == whole
+    assert contents(tmp_path / "out") == whole
 
 
 def test_short_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = contents_of(write(tmp_path / "whole").parent)
+    whole = contents(write(tmp_path / "whole").parent)
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, bytes(data)[:100], at))
     write(tmp_path / "out")
-    assert contents_of(tmp_path / "out") == whole
+    assert contents(tmp_path / "out") == whole
 
 
 def test_output_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

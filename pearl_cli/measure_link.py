@@ -19,14 +19,19 @@ _WARM_STEPS = 2
 
 
 def measure_link(
-    engine: Engine, layers: Sequence[LayerState | None], read: ReadFunction, stall_ms: Callable[[], float]
+    engine: Engine,
+    layers: Sequence[LayerState | None],
+    read: ReadFunction,
+    stall_ms: Callable[[], float],
+    known_bytes_per_s: float | None = None,
 ) -> LinkSpeed:
-    """Reads some experts into memory of its own and decodes some tokens; the sequence of `engine` is empty afterwards.
-    stall_ms: what the last forward call waited. Raises the errors of reading.
+    """Reads some experts into memory of its own, unless the speed of that is known, and decodes some tokens; the
+    sequence of `engine` is empty afterwards. stall_ms: what the last forward call waited. Raises the errors of reading.
     """
     states = [state for state in layers if state is not None]
     expert_bytes = max(max(state.expert_bytes) for state in states)
-    return LinkSpeed(_read_rate(states, read), _step_s(engine, stall_ms) / len(states), expert_bytes)
+    rate = _read_rate(states, read) if known_bytes_per_s is None else known_bytes_per_s
+    return LinkSpeed(rate, _step_s(engine, stall_ms) / len(states), expert_bytes)
 
 
 def _read_rate(states: Sequence[LayerState], read: ReadFunction) -> float:

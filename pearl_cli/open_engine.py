@@ -25,7 +25,14 @@ from models.loader import load_model, non_expert_bytes
 from pearl_cli.cache_dir import cache_dir
 from pearl_cli.device.choose_gpu import check_device_flags, choose_gpu
 from pearl_cli.device.kernel_timing import KernelTiming, NoKernelTiming
-from pearl_cli.device.open_device import DevicePlan, fill_host, open_on_device, plan_device, record_on_device
+from pearl_cli.device.open_device import (
+    DevicePlan,
+    fill_host,
+    open_on_device,
+    plan_device,
+    record_on_device,
+    room_on_device,
+)
 from pearl_cli.engine import Engine
 from pearl_cli.host_memory import available_bytes, peak_rss_bytes, rss_bytes
 from pearl_cli.memory_plan import (
@@ -175,7 +182,7 @@ def prepare(
 ) -> Groundwork:
     """Make the kernels ready and plan the bytes, with the process as heavy as a run has it. Raises as `open_engine`."""
     config = ModelConfig.from_gguf(gguf)
-    gpu = choose_gpu(options.device, notify)
+    gpu = choose_gpu(options.device, notify, {info.quant_type for info in gguf.tensors.values()})
     check_device_flags(options, gpu is not None, notify)
     threads = choose_threads(options.threads, notify)
     places = ExpertPlaces.of(ExpertStore(gguf, config))
@@ -207,9 +214,10 @@ def _open(
     forecasting = ground.forecasting
     warn_of_plan(plan, config, notify, on_gpu=ground.on_device is not None)
     fill_store(gguf, wanted_by(config), ground.threads, progress)
-    loaded = load_model(gguf, backend)
+    with room_on_device(ground.on_device):
+        loaded = load_model(gguf, backend)
+        cache = loaded.new_cache(plan.needs.context, options.cache_type_k, options.cache_type_v)
     record_on_device(loaded, ground.on_device)
-    cache = loaded.new_cache(plan.needs.context, options.cache_type_k, options.cache_type_v)
     evict, seed = forecasting.evict, max(options.seed, 0)
     next_use = forecasting.next_use(config)
     recorded = RecordedRouting(read_trace(options.route_trace), config) if options.route_trace is not None else None

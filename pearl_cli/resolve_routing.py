@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from models.errors import UsageError
+from pearl_cli.device.copy_queue import CopyQueue
 from pearl_cli.measure_link import measure_link
 from pearl_cli.predict.choose import choose_forecasting
 from pearl_cli.predict.fingerprint import model_fingerprint
@@ -23,9 +24,12 @@ def resolve_routing(opened: OpenedEngine, settings: RoutingSettings) -> RoutingS
     if settings.inserts is None:
         if opened.plan.all_resident:
             raise UsageError("--inserts auto measures copies, and every expert is in memory; give a number")
+        queue = opened.controller.queue
+        copied = queue.link_bytes_per_s if isinstance(queue, CopyQueue) and queue.host.holds_all else None
         speed = measure_link(
-            opened.engine, opened.controller.layers, opened.reader.read, lambda: opened.controller.last_call.stall_ms
-        )
+            opened.engine, opened.controller.layers, opened.reader.read, lambda: opened.controller.last_call.stall_ms,
+            copied,
+        )  # fmt: skip
         settings = replace(settings, inserts=speed.hidden_inserts(opened.config.router.num_experts_per_tok))
         opened.say(f"--inserts auto is {settings.inserts}: {speed.label()}")
     if settings.lambda_ is None:

@@ -7,19 +7,20 @@ from dataclasses import dataclass
 import torch
 
 from kernels.backend import Backend
-from kernels.gpu.device_calls import DeviceCalls
+from kernels.gpu.device_calls import DeviceCalls, DeviceMemoryError
 
 _FIRST_WITH_TF32 = 80  # compute capability 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class OpenGpu:
-    """`notes`: what a user should know about computing on it."""
+    """notes: what a user should know about computing on it; out_of_memory: what is raised when it is full."""
 
     calls: DeviceCalls
     backend: Backend
     name: str
     notes: tuple[str, ...] = ()
+    out_of_memory: tuple[type[Exception], ...] = (DeviceMemoryError, torch.OutOfMemoryError)
 
 
 def absence() -> str | None:

@@ -10,7 +10,7 @@ from kernels.backend import Backend
 from kernels.gpu.device_calls import DeviceCalls
 from kernels.gpu.timeline import Timeline
 from models.expert_provider import RouterWeights
-from pearl_cli.device.copy_queue import CopyQueue
+from pearl_cli.device.copy_queue import LINK_BYTES_PER_S, CopyQueue
 from pearl_cli.device.host_experts import HostExperts
 from pearl_cli.device.host_tier import HostPlan, HostTier
 from pearl_cli.device.miss_rule import MissRule
@@ -74,6 +74,7 @@ def build_device_controller(
     notify: Callable[[str], None] | None = None,
     next_use: NextUse | None = None,
     on_cpu: CpuForMisses | None = None,
+    link_bytes_per_s: float = LINK_BYTES_PER_S,
 ) -> ResidencyController:
     """As `pearl_cli.residency.build.build_controller`, with `plan` for the slots of the device; on_cpu: who computes
     what misses there, where that may be; nothing is fetched on forecasts then.
@@ -83,8 +84,9 @@ def build_device_controller(
     # Half of the slots that belong to no layer: a long prompt computes these while the others are filled.
     most_at_once = max(1, plan.staging // 2)
     queue = CopyQueue(
-        side.calls, side.copies, side.compute, side.arena, side.table, side.marks, host, most_at_once
-    )
+        side.calls, side.copies, side.compute, side.arena, side.table, side.marks, host, most_at_once,
+        link_bytes_per_s,
+    )  # fmt: skip
     experts = StreamedExperts(
         backend, side.calls, side.copies, side.compute, layers, side.table, side.marks, side.arena,
         HostExperts(on_cpu.backend, host) if on_cpu is not None else None,

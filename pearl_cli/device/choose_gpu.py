@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kernels.gpu.tiling import SLOTS
+from kernels.quant_types import QuantType
 from models.errors import UsageError
 from pearl_cli.options import RunOptions
 
@@ -17,11 +19,15 @@ DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))  # C
 _PACKAGES = ("torch", "triton")
 
 
-def choose_gpu(asked: str, notify: Callable[[str], None] | None = None) -> OpenGpu | None:
-    """asked: "auto", "cpu" or "cuda". None: compute on the CPU. Raises UsageError when "cuda" cannot be had."""
+def choose_gpu(
+    asked: str, notify: Callable[[str], None] | None = None, quant_types: Collection[QuantType] = ()
+) -> OpenGpu | None:
+    """asked: "auto", "cpu" or "cuda"; quant_types: of the model. None: compute on the CPU. Raises UsageError when
+    "cuda" cannot be had.
+    """
     if asked == "cpu" or (asked == "auto" and not _driver_is_here()):
         return None
-    fault = _missing_packages(_PACKAGES) or _absence()
+    fault = _missing_kernels(quant_types) or _missing_packages(_PACKAGES) or _absence()
     if fault is not None and asked == "cuda":
         raise UsageError(f"--device cuda: {fault}; --device cpu computes without one")
     if fault is not None:
@@ -49,6 +55,13 @@ def check_device_flags(options: RunOptions, on_gpu: bool, notify: Callable[[str]
 
 def _driver_is_here() -> bool:
     return any(path.exists() for path in DRIVER_FILES)
+
+
+def _missing_kernels(quant_types: Collection[QuantType]) -> str | None:
+    missing = sorted(kind.name for kind in quant_types if kind not in SLOTS)
+    if not missing:
+        return None
+    return f"no GPU kernels for {', '.join(missing)}, only for {', '.join(kind.name for kind in SLOTS)}"
 
 
 def _missing_packages(names: Sequence[str]) -> str | None:

@@ -26,7 +26,7 @@ from pearl_cli.residency.stats import TransferStats
 from pearl_cli.residency.transfer import ALL_LINEARS, Arrival, Load
 
 DEPTH = 2  # forecast chunks under way: one is copied while the host starts the next
-_LINK_BYTES_PER_S = 20e9  # until it has been measured: PCIe 4 with 16 lanes
+LINK_BYTES_PER_S = 20e9  # where nobody has measured it: PCIe 4 with 16 lanes
 
 
 class CopyQueue:
@@ -42,14 +42,16 @@ class CopyQueue:
         marks: SlotMarks,
         host: HostTier,
         most_at_once: int,
+        link_bytes_per_s: float = LINK_BYTES_PER_S,
         depth: int = DEPTH,
     ) -> None:
         """most_at_once: arrivals that `take` hands out together, so that a long prompt computes some experts while
-        others are copied.
+        others are copied; link_bytes_per_s: what busy times in `stats` are reckoned by, for the host does not see
+        copies end.
         """
         self.stats = TransferStats()
         self.host = host
-        self.link_bytes_per_s = _LINK_BYTES_PER_S
+        self.link_bytes_per_s = link_bytes_per_s
         self._calls = calls
         self._copies = copies
         self._compute = compute

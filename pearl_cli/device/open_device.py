@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -18,6 +19,7 @@ from pearl_cli.device.build import CpuForMisses, DeviceSide, build_device_contro
 from pearl_cli.device.copy_queue import CopyQueue
 from pearl_cli.device.graphed_block import RecordingBackend, record_decoding
 from pearl_cli.device.host_tier import HostPlan
+from pearl_cli.device.measure_copies import link_bytes_per_s
 from pearl_cli.device.measure_misses import measure_misses
 from pearl_cli.device.vram_plan import VramNeeds, plan_host, plan_vram, smaller
 from pearl_cli.host_memory import available_bytes, rss_bytes
@@ -106,6 +108,7 @@ def open_on_device(
     after weights and KV cache are there. Raises MemoryPlanError.
     """
     side, vram = _open_side(plan, config, places, notify)
+    rate = link_bytes_per_s(side)
     shape = (config.hidden_size, config.moe_intermediate_size)
     on_cpu = None
     if options.miss != "copy":
@@ -116,7 +119,7 @@ def open_on_device(
             notify(f"--miss {options.miss}: experts are not fetched on forecasts")
     controller = build_device_controller(
         side, places, vram.slots, plan.host, shape, routers, plan.gpu.backend, policy, routing, read, io_threads,
-        predictor, prefetch_depth, notify, next_use, on_cpu,
+        predictor, prefetch_depth, notify, next_use, on_cpu, rate,
     )  # fmt: skip
     return controller, vram
 
@@ -150,6 +153,22 @@ def _cpu_for_misses(
         copied, computed = f"{1e6 * rule.copy_s:.0f} us", f"{1e6 * rule.cpu_s:.0f} us"
         notify(f"--miss {options.miss}: an expert is copied in {copied} and computed on the CPU in {computed}")
     return CpuForMisses(cpu, rule)
+
+
+@contextmanager
+def room_on_device(plan: DevicePlan | None) -> Iterator[None]:
+    """Weights and KV cache that do not fit a GPU are a fault of the plan: MemoryPlanError. Nothing without a GPU."""
+    if plan is None:
+        yield
+        return
+    try:
+        yield
+    except plan.gpu.out_of_memory as error:
+        weights, kv = typed(plan.vram.needs.weight_bytes), typed(plan.vram.needs.kv_bytes)
+        raise MemoryPlanError(
+            f"the GPU has no room for weights of {weights} and a KV cache of {kv}; close other programs, or give a"
+            " smaller -c, or --device cpu"
+        ) from error
 
 
 def record_on_device(model: Model, plan: DevicePlan | None) -> None:

@@ -58,7 +58,7 @@ def run(plan: Plan, folder: Path, seconds: float, say: Callable[[str], None]) ->
     say(f"{gpu.name}: kernels")
     kernels = [as_record(check) for check in all_checks(gpu.backend, plan.large)]
     say("streamed against resident")
-    streaming = [streaming_equals_resident(plan.small, plan.base, 6, 4)]
+    streaming = [streaming_equals_resident(plan.small, plan.base, min(plan.n_prompt, 20), min(plan.n_gen, 8))]
     runs = []
     over = lambda: time.perf_counter() - started > seconds - RESERVED_S  # noqa: E731
     for record in measure_until(plan.models, plan.base, plan.n_prompt, plan.n_gen, over):

@@ -56,7 +56,7 @@ def measure_case(path: Path, case: Case, base: RunOptions, n_prompt: int, n_gen:
     with open_engine(path, case.options(base)) as opened:
         open_s = time.perf_counter() - started
         workload = Workload(opened.config.vocab_size, seed=1)
-        decode, prompt = Test(0, n_gen, 8), Test(n_prompt, 0)
+        decode, prompt = Test(0, n_gen, min(n_prompt, 8)), Test(n_prompt, 0)
         run_test(opened, decode, workload)
         run_test(opened, prompt, workload)
         prompt_ts = 1e9 * n_prompt / run_test(opened, prompt, workload).total_ns

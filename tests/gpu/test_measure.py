@@ -10,20 +10,26 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.report import failures, markdown
+from kernels.backend import RouterSpec
+from kernels.reference.backend import ReferenceBackend
+from pearl_cli.options import RunOptions
+from pearl_cli.sizes import Size
+from tests.gpu import kernel_checks
+from tests.gpu.kernel_checks import Check
+from tests.gpu.report import as_record, failures, markdown
+from tests.gpu.residency_runs import Case, cases, measure_until
 
 PROGRAM = Path(__file__).with_name("emulated_measure.py")
 
 
-def findings_of(folder: Path, *args: str) -> tuple[dict[str, Any], str]:
-    done = subprocess.run([sys.executable, str(PROGRAM), str(folder), *args], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads((folder / "gpu.json").read_text()), (folder / "gpu.md").read_text()
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
-    return findings_of(tmp_path_factory.mktemp("gpu"))
+    """(findings, report) of one run."""
+    folder = tmp_path_factory.mktemp("gpu")
+    done = subprocess.run([sys.executable, str(PROGRAM), str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (folder / "step.json").stat().st_size > 0
+    return json.loads((folder / "gpu.json").read_text()), (folder / "gpu.md").read_text()
 
 
 def test_all_is_well_and_every_case_ran(whole: tuple[dict[str, Any], str]) -> None:
@@ -42,32 +48,64 @@ def test_all_is_well_and_every_case_ran(whole: tuple[dict[str, Any], str]) -> No
     assert text.count("| tiny |") == 13
 
 
-def test_policies_differ_where_they_should(whole: tuple[dict[str, Any], str]) -> None:
+def test_what_a_case_asks_for() -> None:
+    def options(policy: str, fetching: bool) -> tuple[Any, ...]:
+        made = Case(25, policy, fetching).options(RunOptions())
+        return made.budget, made.evict, made.predictor, made.routing, made.inserts
+
+    quarter = Size(percent=25)
+    assert options("lru", False) == (quarter, "lru", "none", "exact", None)
+    assert options("lru", True) == (quarter, "lru", "next-gate", "exact", None)
+    assert options("pearl", False) == (quarter, "pearl", "auto", "exact", None)
+    assert options("pearl", True) == (quarter, "pearl", "next-gate", "exact", None)
+    assert options("psr", False) == (quarter, "lru", "none", "psr", 0)
+    assert options("psr", True) == (quarter, "lru", "none", "psr", 1)
+
+
+def test_residency_shows_in_the_figures(whole: tuple[dict[str, Any], str]) -> None:
     runs = {(run["percent"], run["policy"], run["fetching"]): run for run in whole[0]["runs"]}
     assert runs[100, "lru", False]["miss_bytes_per_token"] == 0
     assert runs[25, "lru", False]["miss_bytes_per_token"] > 0
-    assert runs[25, "lru", False]["prefetch_bytes_per_token"] == 0
-    assert runs[25, "lru", True]["prefetch_bytes_per_token"] > 0
     assert runs[25, "lru", False]["vram_bytes"] < runs[100, "lru", False]["vram_bytes"]
 
 
-def test_a_wrong_kernel_is_reported_and_time_ends(tmp_path: Path) -> None:
-    findings, text = findings_of(tmp_path, "wrong")
-    faults = failures(findings)
-    assert faults
-    assert all(fault.startswith("norm, ") for fault in faults)
-    assert f"{len(faults)} wrong" in text
-    assert all(run["left_out"] for run in findings["runs"])
-    assert "13 more cases were left out" in text
+def test_kernels_are_compared_with_the_reference() -> None:
+    """The reference itself passes where it can stand in for the device; what is off by a little does not."""
+    reference = ReferenceBackend()
+    spec = RouterSpec(64, 6)
+    assert kernel_checks._router(reference, spec, False).ok
+    assert all(check.ok for check in kernel_checks._rows(reference, 5, 64))
+    reference.norm = lambda x, weight, eps: ReferenceBackend().norm(x, weight, eps + 0.1)
+    checks = {check.op: check for check in kernel_checks._rows(reference, 5, 64)}
+    assert not checks["norm"].ok
+    assert checks["embed"].ok
+    reference.route = lambda logits, spec, bias: ReferenceBackend().route(-logits, spec, bias)
+    assert not kernel_checks._router(reference, spec, False).ok
 
 
-def test_streaming_that_differs_is_reported() -> None:
-    row = {"model": "m", "compared": 2, "different": ["25% lru"], "finite": False}
+def test_when_the_time_is_up_cases_are_left_out_and_listed() -> None:
+    left = list(measure_until([Path("a"), Path("b")], RunOptions(), 4, 4, lambda: True))
+    assert len(left) == 2 * len(cases())
+    assert all(record["left_out"] for record in left)
     findings = {
-        "device": "d", "versions": {}, "seconds": 1.0, "kernels": [], "streaming": [row], "runs": [],
-        "step": {"launches": 3, "device_us": 5.0, "copy_us": 1.0, "slowest": [{"name": "k", "count": 2, "us": 4.0}]},
+        "device": "d", "versions": {"torch": "2"}, "seconds": 1.0, "kernels": [], "streaming": [], "runs": left,
+        "step": None,
     }  # fmt: skip
-    assert failures(findings) == ["m: 25% lru differs from resident", "m: logits are not finite"]
+    assert "26 more cases were left out" in markdown(findings)
+
+
+def test_what_is_wrong_is_reported() -> None:
+    wrong = as_record(Check("norm", 5, 0.1, 1e-5))
+    row = {"model": "m", "compared": 2, "different": ["25% lru"], "finite": False}
+    step = {"launches": 3, "device_us": 5.0, "copy_us": 1.0, "slowest": [{"name": "k", "count": 2, "us": 4.0}]}
+    findings = {
+        "device": "d", "versions": {}, "seconds": 1.0, "kernels": [wrong], "streaming": [row],
+        "runs": [], "step": step,
+    }  # fmt: skip
+    assert failures(findings) == [
+        "norm, 5 tokens: error 1.00e-01, allowed 1e-05", "m: 25% lru differs from resident", "m: logits are not finite"
+    ]  # fmt: skip
     text = markdown(findings)
+    assert "3 wrong" in text
     assert "- m: 25% lru differs from resident" in text
     assert "| k | 2 | 4 |" in text

@@ -30,7 +30,7 @@ from pearl_cli.sizes import Size
 from tests.tiny_gguf import tiny_moe, write_gguf
 
 OPTIONS = RunOptions(ctx_size=32, evict="lru", predictor="none", no_profile=True, seed=1)
-PROMPT, N_NEW = [5, 9], 4
+PROMPT, N_NEW = [5, 9], 3
 
 
 def emulate(seed: int, **limits: Any) -> EmulatedCalls:
@@ -74,10 +74,8 @@ def tiny_cases(folder: Path) -> dict[str, Any]:
     few = replace(cuda, budget=Size(percent=30))
     cases["cpu"] = run(path, replace(exact, device="cpu"))
     cases["whole"] = run(path, cuda)
-    for percent in (15, 60):
-        cases[f"{percent}%"] = run(path, replace(cuda, budget=Size(percent=percent)), seed=percent)
-    for seed in (1, 2):
-        cases[f"seed {seed}"] = run(path, few, seed)
+    cases["15%"] = run(path, replace(cuda, budget=Size(percent=15)), seed=1)
+    cases["30%"] = run(path, few, seed=2)
     cases["fetching"] = run(path, replace(few, predictor="next-gate"), seed=3)
     cases["refused"] = run(path, replace(cuda, vram=Size(2 << 30)), seed=5, device_bytes=400_000)
     cases["misses on cpu"] = run(path, replace(few, miss="cpu"), seed=4)
@@ -90,7 +88,7 @@ def tiny_cases(folder: Path) -> dict[str, Any]:
 
 def demo_cases() -> dict[str, Any]:
     cuda = replace(OPTIONS, device="cuda", budget=Size(percent=30))
-    few = {"prompt": [5, 9], "n_new": 1}
+    few = {"prompt": [5], "n_new": 1}
     return {
         "demo cpu": run(demo_model(), replace(OPTIONS, device="cpu"), **few),
         "demo 30%": run(demo_model(), cuda, **few),

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kernels.quant_types import QuantType
 from models.errors import UsageError
 from pearl_cli.device import choose_gpu as module
 from pearl_cli.device.choose_gpu import check_device_flags, choose_gpu
@@ -75,6 +76,17 @@ def test_a_gpu_is_opened_and_its_notes_are_said(monkeypatch: pytest.MonkeyPatch,
     assert choose_gpu(asked, notes.append) is GPU
     assert notes == ["an old card"]
     assert choose_gpu("cpu", notes.append) is None
+
+
+@pytest.mark.usefixtures("_a_driver")
+def test_types_without_gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_absence", lambda: None)
+    monkeypatch.setattr(module, "_open", lambda: GPU)
+    types = {QuantType.Q2_K, QuantType.Q8_0, QuantType.IQ4_XS}
+    with pytest.raises(UsageError, match="no GPU kernels for IQ4_XS, Q2_K, only for F32, "):
+        choose_gpu("cuda", None, types)
+    assert choose_gpu("auto", None, types) is None
+    assert choose_gpu("auto", None, types - {QuantType.Q2_K, QuantType.IQ4_XS}) is GPU
 
 
 def test_why_this_torch_cannot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import pytest
 from tests.tolerances import GPU_LOGITS_F32, GPU_LOGITS_QUANTISED
 
 ROOT = Path(__file__).resolve().parents[3]
-N_LAYERS, N_NEW = 2, 4
+N_LAYERS, N_NEW = 2, 3
 LAUNCHES = ("launch expert_gate_up", "launch expert_down", "launch expert_combine", "launch experts", "launch graph")
 
 
@@ -47,8 +47,8 @@ def test_it_ran_there(cases: dict[str, Any]) -> None:
     assert cases["cpu"]["device"] == "cpu"
     assert cases["whole"]["device"] == "emulated"
     assert cases["whole"]["misses"] == 0
-    assert cases["15%"]["kept"] < cases["seed 1"]["kept"] < cases["60%"]["kept"] < cases["whole"]["kept"]
-    assert cases["15%"]["misses"] > cases["60%"]["misses"] > 0
+    assert cases["15%"]["kept"] < cases["30%"]["kept"] < cases["refused"]["kept"] < cases["whole"]["kept"]
+    assert cases["15%"]["misses"] > cases["refused"]["misses"] > 0
     assert cases["fetching"]["prefetch_bytes"] > 0
 
 
@@ -58,7 +58,7 @@ def test_equal_to_the_cpu_within_tolerance(cases: dict[str, Any], name: str) -> 
     assert relative(cases[name], reference) < GPU_LOGITS_F32
 
 
-@pytest.mark.parametrize("name", ["15%", "60%", "seed 1", "seed 2", "fetching", "refused"])
+@pytest.mark.parametrize("name", ["15%", "30%", "fetching", "refused"])
 def test_bits_do_not_depend_on_budget_or_order(cases: dict[str, Any], name: str) -> None:
     np.testing.assert_array_equal(logits(cases[name]), logits(cases["whole"]))
 
@@ -75,7 +75,6 @@ def test_misses_on_the_cpu_stay_close(cases: dict[str, Any]) -> None:
 
 
 def test_slots_shrink_when_the_device_refuses(cases: dict[str, Any]) -> None:
-    assert cases["refused"]["kept"] < cases["whole"]["kept"]
     assert any("the GPU had no room for 576KiB of expert slots" in note for note in cases["refused"]["notes"])
 
 
@@ -92,7 +91,7 @@ def test_few_launches_a_layer_and_none_that_waits(cases: dict[str, Any]) -> None
     """Per layer and token one recorded launch (but for the first token at a length), then experts: one launch where the
     layer holds all of them, else two for those that are here, two for those that come, one for the sum.
     """
-    for name in ("whole", "15%", "60%", "seed 1", "fetching", "psr"):
+    for name in ("whole", "15%", "30%", "fetching", "psr"):
         counts = cases[name]["decode_counts"]
         launches = sum(counts.get(launch, 0) for launch in LAUNCHES)
         expert_launches = 1 if name == "whole" else 5

@@ -1,8 +1,8 @@
 """`KVCache`: what a sequence leaves behind in every layer, with a capacity that is fixed when it is made.
 
 Everything is allocated at once, so a run that starts has room for its whole context. Rolling back is setting `length`,
-as far as that goes: a window layer keeps a ring of positions, a recurrent layer only its newest state and a copy of the
-one that `keep` was called for, so ask `rewindable` first.
+as far as that goes: a window layer keeps a ring of positions, a recurrent layer only its newest state, and both a copy
+of what they were when `keep` was called, so ask `rewindable` first.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from kernels.backend import Array, Backend, KVLayer, RopeTable
 from models.config import ModelConfig, RopeConfig
 from models.layer_memory import STORED_AS, LayerMemory
+from models.ring_copy import RingCopy
 from models.rope import build_rope_table
 
 __all__ = ["STORED_AS", "KVCache", "LayerStore", "RecurrentLayer"]
@@ -58,7 +59,8 @@ class KVCache:
         self._memory = config.layer_memory
         self._reach = 0  # positions that were written since the cache was last empty, by failed calls too
         self._state_at = 0  # positions that the recurrent states have seen; where a call has failed, those of that call
-        self._kept_length = 0  # where their copies were made
+        self._kept_length = 0  # where copies of them, and of the rings' windows, were made
+        self._restored_length = 0  # where rings were last filled from their copies: nothing before it is there
         self.rope = _rope_on(backend, config.rope, capacity, rope_freqs)
         own = config.rope_window
         window_rope = self.rope if own is None else _rope_on(backend, own, capacity, None)
@@ -66,6 +68,11 @@ class KVCache:
         types = k_dtype, v_dtype
         self.layers: list[LayerStore] = [_new_layer(backend, memory, capacity, *types) for memory in self._memory]
         self._recurrent = [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
+        self._rings = [
+            RingCopy(backend, layer, memory, *types)
+            for layer, memory in zip(self.layers, self._memory, strict=True)
+            if isinstance(layer, KVLayer) and layer.ring
+        ]
 
     def begin(self, n_tokens: int) -> None:
         """Positions length .. length + n_tokens - 1 are about to be written. Raises ValueError where there is no room,
@@ -76,8 +83,11 @@ class KVCache:
         if self.rewindable(self.length) != self.length:
             raise ValueError(f"a failed call has overwritten what position {self.length} needs; truncate first")
         self._ready_states()
+        self._ready_rings()
         if self.length == 0:
-            self._reach = self._kept_length = 0
+            self._reach = self._restored_length = 0
+        if self.length < self._kept_length:
+            self._kept_length = 0
         self._state_at = self.length + n_tokens
         self._reach = max(self._reach, self._state_at)
 
@@ -98,17 +108,19 @@ class KVCache:
 
     @property
     def has_states(self) -> bool:
-        """Whether there are layers that can only go back to where `keep` was called."""
-        return bool(self._recurrent)
+        """Whether there are layers that cannot go back to everywhere, but to where `keep` was called."""
+        return bool(self._recurrent or self._rings)
 
     def keep(self) -> None:
-        """Copy the recurrent states as they are now, so that `truncate` can come back to this length. There is one
-        copy, the newest. Nothing to do where there are no such states.
+        """Copy the recurrent states and the rings' windows as they are now, so that `truncate` can come back to this
+        length. There is one copy, the newest. Nothing to do where all layers keep everything.
         """
         if self._state_at == self.length:
             for layer in self._recurrent:
                 for array, kept in zip(layer.arrays, layer.kept, strict=True):
                     kept[:] = array
+            for ring in self._rings:
+                ring.save(self.length)
             self._kept_length = self.length
 
     def _ready_states(self) -> None:
@@ -118,14 +130,26 @@ class KVCache:
                 for array, kept in zip(layer.arrays, layer.kept, strict=True):
                     array[:] = kept if self.length else 0
 
+    def _ready_rings(self) -> None:
+        """Fill the rings from their copies where they have gone on too far beyond `length`."""
+        if all(self._in_ring(memory, self.length) for memory in self._memory):
+            return
+        for ring in self._rings:
+            ring.restore(self.length)
+        self._reach = self._restored_length = self.length
+
+    def _in_ring(self, memory: LayerMemory, length: int) -> bool:
+        """Whether the positions that a token at `length` sees have not been written over since."""
+        if length == 0 or not memory.window:
+            return True
+        oldest = max(0, length - memory.window + 1)
+        return length >= self._restored_length and oldest + memory.slots(self.capacity) >= self._reach
+
     def _reaches(self, memory: LayerMemory, length: int) -> bool:
         """Whether all that a token at position `length` needs of this layer is still there."""
-        if length == 0:
+        if length in (0, self._kept_length):
             return True
-        if memory.state and length not in (self._state_at, self._kept_length):
-            return False
-        oldest = max(0, length - memory.window + 1) if memory.window else 0
-        return oldest + memory.slots(self.capacity) >= self._reach
+        return self._in_ring(memory, length) and (not memory.state or length == self._state_at)
 
     @staticmethod
     def planned_bytes(config: ModelConfig, capacity: int, k_dtype: str = "f16", v_dtype: str = "f16") -> int:

@@ -18,7 +18,7 @@ SLOT_ALIGNMENT = 64
 
 WINDOW_STEP = 256
 """Positions of a window layer's ring beside its window: tokens of a prompt that are computed at once, and how far the
-layer can be rolled back. 256 rows fill the kernels; at gpt-oss's window of 128 the ring is 384 positions of 131,072."""
+layer can be rolled back without a copy. 256 rows fill the kernels; at gpt-oss's window of 128 the ring is 384 positions of 131,072."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,13 @@ class LayerMemory:
         return 4 * sum(math.prod(shape) for shape in self.state)
 
     def n_bytes(self, capacity: int, k_dtype: str, v_dtype: str) -> int:
-        """Bytes of all that the layer keeps, a state twice: as it is and as it was at an earlier position. Raises
-        UsageError as `bytes_per_position`.
+        """Bytes of all that the layer keeps, a state and a ring's window twice: as it is and as it was at an earlier
+        position. Raises UsageError as `bytes_per_position`.
         """
-        return self.slots(capacity) * self.bytes_per_position(k_dtype, v_dtype) + 2 * self.state_bytes
+        slots = self.slots(capacity)
+        if slots < capacity:
+            slots += max(self.window - 1, 1)
+        return slots * self.bytes_per_position(k_dtype, v_dtype) + 2 * self.state_bytes
 
 
 def _row_bytes(dtype: str, width: int) -> int:

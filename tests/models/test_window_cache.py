@@ -91,8 +91,10 @@ def test_bytes_are_those_of_the_rings(model: tuple[Model, ResidentExperts]) -> N
     cache = net.new_cache(N_TOKENS)
     layers = [layer for layer in cache.layers if isinstance(layer, KVLayer)]
     stored = sum(array.nbytes for layer in layers for array in (layer.k, layer.v))
-    assert stored == (RING + N_TOKENS + RING) * 2 * 2 * 24 * 2  # 2 heads of 24 halves, keys and values
-    assert cache.n_bytes == stored + cache.rope.cos.nbytes + cache.rope.sin.nbytes
+    position = 2 * 2 * 24 * 2  # 2 heads of 24 halves, keys and values
+    assert stored == (RING + N_TOKENS + RING) * position
+    copies = 2 * (WINDOW - 1) * position  # of what a token sees beside itself, in two layers
+    assert cache.n_bytes == stored + copies + cache.rope.cos.nbytes + cache.rope.sin.nbytes
     assert cache.n_bytes == KVCache.planned_bytes(net.config, N_TOKENS)
 
 
@@ -121,6 +123,44 @@ def test_going_back_further_means_starting_again(model: tuple[Model, ResidentExp
     cache.truncate(0)
     net.forward(IDS[:20], cache, experts, "prefill", "none")
     assert cache.rewindable(5) == 5
+
+
+@pytest.mark.parametrize("kept", [1, 3, 5, 6, 61, 66, 70])
+def test_going_back_to_where_the_window_was_kept(
+    model: tuple[Model, ResidentExperts], expected: np.ndarray, kept: int
+) -> None:
+    net, experts = model
+    cache = net.new_cache(N_TOKENS, "f32", "f32")
+    net.forward(IDS[:kept], cache, experts, "prefill", "none")
+    cache.keep()
+    for _ in range(2):
+        others = IDS[::-1][: N_TOKENS - kept].copy()
+        net.forward(others, cache, experts, "prefill", "none")
+        assert cache.rewindable(N_TOKENS - 70) == kept
+        cache.truncate(kept)
+    assert_near(net.forward(IDS[kept:], cache, experts, "prefill", "all"), expected[kept:])
+
+
+def test_nothing_before_a_kept_window_is_there_once_it_was_put_back(model: tuple[Model, ResidentExperts]) -> None:
+    net, experts = model
+    cache = net.new_cache(N_TOKENS, "f32", "f32")
+    net.forward(IDS[:60], cache, experts, "prefill", "none")
+    cache.keep()
+    assert cache.rewindable(50) == 50
+    net.forward(IDS[60:], cache, experts, "prefill", "none")
+    cache.truncate(60)
+    net.forward(IDS[:2], cache, experts, "prefill", "none")
+    assert [cache.rewindable(n) for n in (62, 61, 60, 59, 50)] == [62, 61, 60, 0, 0]
+
+
+def test_a_kept_window_is_forgotten_with_the_sequence_that_it_was_of(model: tuple[Model, ResidentExperts]) -> None:
+    net, experts = model
+    cache = net.new_cache(N_TOKENS, "f32", "f32")
+    net.forward(IDS[:50], cache, experts, "prefill", "none")
+    cache.keep()
+    cache.truncate(40)
+    net.forward(IDS[:100], cache, experts, "prefill", "none")
+    assert cache.rewindable(50) == 0
 
 
 class FailsOnce(ResidentExperts):

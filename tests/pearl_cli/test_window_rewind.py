@@ -53,3 +53,16 @@ def test_reuse_ends_where_the_window_is_gone(engine: Engine, shared: int, reused
     again = fresh.generate(new, Greedy(), 4)
     assert ids == [step.token_id for step in again]
     assert engine.tokens == fresh.tokens
+
+
+def test_a_conversation_comes_back_to_where_the_turns_meet(engine: Engine) -> None:
+    """A reply longer than the ring is left out of the next prompt, as gpt-oss's template leaves its thoughts out."""
+    engine.reset()
+    first = OLD[:100]
+    list(engine.generate(first, Greedy(), 90, keep_at=97))
+    new = first[:97] + prompt(8, seed=5).tolist()
+    generation = engine.generate(new, Greedy(), 4)
+    ids = [step.token_id for step in generation]
+    assert (generation.reused_tokens, generation.repeated_tokens) == (97, 0)
+    fresh = Engine(engine.model, engine.model.new_cache(200), engine.provider, chunk_tokens=32)
+    assert ids == [step.token_id for step in fresh.generate(new, Greedy(), 4)]

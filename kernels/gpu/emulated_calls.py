@@ -86,7 +86,7 @@ class EmulatedCalls:
         self._as_array = as_array
         self._host: Clock = [0] * self.max_streams
         self._device_bytes = device_bytes
-        self._pinned_bytes_left = pinned_bytes
+        self.pinned_bytes_left = pinned_bytes
         self._free_bytes_told = free_bytes_told
         self.compute = self.new_stream()
 
@@ -142,16 +142,16 @@ class EmulatedCalls:
 
     def pin(self, host: np.ndarray) -> bool:
         self.counts["pins"] += 1
-        if self._pinned_bytes_left is None:
+        if self.pinned_bytes_left is None:
             return True
-        if host.nbytes > self._pinned_bytes_left:
+        if host.nbytes > self.pinned_bytes_left:
             return False
-        self._pinned_bytes_left -= host.nbytes
+        self.pinned_bytes_left -= host.nbytes
         return True
 
     def unpin(self, host: np.ndarray) -> None:
-        if self._pinned_bytes_left is not None:
-            self._pinned_bytes_left += host.nbytes
+        if self.pinned_bytes_left is not None:
+            self.pinned_bytes_left += host.nbytes
 
     def copy_in(
         self, stream: EmulatedStream, target: DeviceMemory, offset: int, source: np.ndarray,

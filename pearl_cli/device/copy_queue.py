@@ -132,6 +132,7 @@ class CopyQueue:
     def close(self) -> None:
         self._copies.synchronize(self._copies.mark())
         self.host.close()
+        self._table.close()
 
     def _demand(self, load: Load) -> None:
         if self.host.has(_key(load)):

@@ -72,12 +72,13 @@ class HostStore:
         self._region = region
         self._ring: PinnedRing | None = None
         self.pinned = "yes" if region.nbytes <= lock_limit_bytes and calls.pin(region) else "no"
+        self._locked: np.ndarray | None = region if self.pinned == "yes" else None
         if self.pinned == "yes":
             return
         for n_bytes in RING_BYTES:
             ring = map_region(n_bytes)
             if calls.pin(ring):
-                self._ring, self.pinned = PinnedRing(calls, copies, ring), "ring"
+                self._ring, self.pinned, self._locked = PinnedRing(calls, copies, ring), "ring", ring
                 break
         if notify is not None:
             through = f"a page-locked ring of {n_bytes // MIB}MiB" if self._ring else "pageable memory"
@@ -101,5 +102,6 @@ class HostStore:
 
     def close(self) -> None:
         """Unlock. Only after the last copy."""
-        if self.pinned == "yes":
-            self._calls.unpin(self._region)
+        if self._locked is not None:
+            self._calls.unpin(self._locked)
+            self._locked = None

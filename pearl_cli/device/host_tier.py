@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from kernels.gpu.device_calls import DeviceCalls, Region
 from kernels.gpu.timeline import Timeline
@@ -65,13 +66,15 @@ class HostTier:
         self._copies = copies
         self._places = places
         self._class_of_layer = plan.class_of_layer
+        self._num_classes = len(plan.classes)
         self._arena = SlotArena(plan.classes)
         self._base = self._arena.region.ctypes.data
         self.store = HostStore(calls, copies, self._arena.region, plan.lock_limit_bytes, notify)
         self.queue = TransferQueue(read, io_threads)
         self._slot_of: OrderedDict[Key, int] = OrderedDict()  # whole experts, asked for longest ago first
         self._loads: dict[Key, Load] = {}
-        self._todo: dict[Key, bool] = {}  # without a slot yet -> demanded
+        self._todo: dict[Key, None] = {}  # demanded and without a slot yet, in order; the next: forecast likewise
+        self._hoped: dict[Key, None] = {}
         self._errors: dict[Key, Exception] = {}  # of loads with reads still out
         self._sent = [0] * self._arena.num_slots  # mark of the last copy that reads the slot
 
@@ -98,11 +101,15 @@ class HostTier:
             if demanded and not load.demanded:
                 self.queue.promote([load])
             return
-        self._todo[key] = demanded or self._todo.get(key, False)
+        if demanded:
+            self._hoped.pop(key, None)
+            self._todo[key] = None
+        elif key not in self._todo:
+            self._hoped[key] = None
 
     def give_up(self, key: Key) -> None:
         """Nobody wants the expert any more; what a reader has begun is read to the end."""
-        self._todo.pop(key, None)
+        self._hoped.pop(key, None)
         load = self._loads.get(key)
         if load is not None and not load.demanded and self.queue.drop(load):
             self._forget(key)
@@ -156,6 +163,7 @@ class HostTier:
     def abort(self) -> None:
         """Forget what is on its way from disk; waits for the reads in flight."""
         self._todo.clear()
+        self._hoped.clear()
         for arrival in self.queue.abort():
             self._note(arrival.load, arrival.mask, arrival.error)
         for key in list(self._loads):
@@ -194,12 +202,23 @@ class HostTier:
 
     def start_reads(self) -> None:
         """Give slots to the experts that wait for one, demands first."""
-        for wanted in (True, False):
-            for key in [k for k, demanded in self._todo.items() if demanded is wanted and k not in self._loads]:
-                slot = self._free_slot(self._class_of_layer[key[0]])
-                if slot >= 0:
-                    del self._todo[key]
-                    self._start(key, slot, wanted)
+        full: set[int] = set()  # size classes
+        for waiting, demanded in ((self._todo, True), (self._hoped, False)):
+            started = []
+            for key in waiting:
+                size_class = self._class_of_layer[key[0]]
+                if size_class in full or key in self._loads:  # a dropped read of it is still out
+                    continue
+                slot = self._free_slot(size_class)
+                if slot < 0:
+                    full.add(size_class)
+                    if len(full) == self._num_classes:
+                        break
+                    continue
+                self._start(key, slot, demanded)
+                started.append(key)
+            for key in started:
+                del waiting[key]
 
     def _start(self, key: Key, slot: int, demanded: bool) -> None:
         places = self._places[key[0]][key[1]]
@@ -215,7 +234,8 @@ class HostTier:
         slot = self._arena.take(size_class)
         if slot >= 0:
             return slot
-        oldest = [key for key, at in self._slot_of.items() if self._arena.class_of[at] == size_class][:_LOOKED_AT]
+        of_class = (key for key, at in self._slot_of.items() if self._arena.class_of[at] == size_class)
+        oldest = list(islice(of_class, _LOOKED_AT))
         if not oldest:
             return -1
         over = (key for key in oldest if self._copies.is_over(self._sent[self._slot_of[key]]))

@@ -38,6 +38,10 @@ class DeviceSlotTable:
         calls.copy_in(copies.stream, self._memory, 0, map_region(n_bytes))
         copies.synchronize(copies.mark())
 
+    def close(self) -> None:
+        """Unlock host memory. Only after the last copy."""
+        self._calls.unpin(self._rows)
+
     def view(self, layer: int, host: ExpertTable) -> ExpertTable:
         """`host` with the addresses on the device in place of those in host memory: int64 [E] views of stride 4."""
         gate, up, down = (self._entries[layer, :, i] for i in range(3))

@@ -30,10 +30,11 @@ def main(folder: Path) -> None:
     path = write_gguf(folder / "tiny.gguf", model.metadata, model.tensors)
     choose_gpu._absence = lambda: None
     choose_gpu._open = lambda: OpenGpu(EmulatedCalls(1, as_array=torch.from_numpy), GpuBackend(), "emulated")
+    gpu = choose_gpu._open()
     kernel_checks.SLOTS = dict(list(kernel_checks.SLOTS.items())[:2])  # two types suffice for the script's logic
     base = RunOptions(device="cuda", ctx_size=32, no_profile=True, seed=1)
     plan = measure.Plan(False, path, [path], base, n_prompt=2, n_gen=2)
-    measure.run(plan, folder, 1e9, lambda text: print(text, file=sys.stderr))
+    measure.run(gpu, plan, folder, 1e9, lambda text: print(text, file=sys.stderr))
 
 
 if __name__ == "__main__":

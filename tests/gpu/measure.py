@@ -24,6 +24,8 @@ import torch
 import triton
 
 from convert.synth import synthesize
+from kernels.gpu.open_gpu import OpenGpu
+from models.errors import UsageError
 from pearl_cli.device.choose_gpu import choose_gpu
 from pearl_cli.options import RunOptions
 from pearl_cli.session import demo_model
@@ -50,11 +52,9 @@ class Plan:
     n_gen: int
 
 
-def run(plan: Plan, folder: Path, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
+def run(gpu: OpenGpu, plan: Plan, folder: Path, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
     """All of it; writes the report and returns the findings."""
     started = time.perf_counter()
-    gpu = choose_gpu("cuda", say)
-    assert gpu is not None
     say(f"{gpu.name}: kernels")
     kernels = [as_record(check) for check in all_checks(gpu.backend, plan.large)]
     say("streamed against resident")
@@ -88,6 +88,12 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
     started = time.perf_counter()
+    try:
+        gpu = choose_gpu("cuda", say)
+    except UsageError as error:
+        say(str(error))
+        return error.exit_code
+    assert gpu is not None
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.models or Path(scratch)
         base = RunOptions(device="cuda", ctx_size=1024, no_profile=True, seed=1)
@@ -99,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
             models.append(kept[0] if kept else synthesize(name, folder / name, quant, num_layers=layers))
         plan = Plan(True, small, models, replace(base), 512, 64)
         left = options.seconds - (time.perf_counter() - started)
-        faults = failures(run(plan, options.out, left, say))
+        faults = failures(run(gpu, plan, options.out, left, say))
     for fault in faults:
         say(fault)
     print(options.out / "gpu.md")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -109,3 +110,14 @@ def test_what_is_wrong_is_reported() -> None:
     assert "3 wrong" in text
     assert "- m: 25% lru differs from resident" in text
     assert "| k | 2 | 4 |" in text
+
+
+def test_without_a_gpu_it_says_so_before_anything_is_made(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM.with_name("measure.py")), "--out", str(tmp_path / "out")],
+        capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--device cuda: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ from kernels.gpu.race_checker import RaceError
 from kernels.gpu.timeline import Timeline
 from pearl_cli.device import host_store
 from pearl_cli.device.copy_queue import CopyQueue
-from pearl_cli.device.host_store import MIB, HostStore, PinnedRing
+from pearl_cli.device.host_store import MIB, PinnedRing
 from tests.fake_experts import FakeStore
 from tests.pearl_cli.device.streaming import device_controller, run_calls
 
@@ -86,10 +86,16 @@ def test_a_ring_that_does_not_wait_is_caught(monkeypatch: pytest.MonkeyPatch) ->
         ring.send(np.ones(500, np.uint8), "piece", copy)
 
 
-def test_locked_memory_is_given_back() -> None:
-    calls = EmulatedCalls(pinned_bytes=8192)
-    region = np.zeros(8192, np.uint8)
-    copies = Timeline(calls, calls.new_stream())
-    HostStore(calls, copies, region, lock_limit_bytes=1 << 40).close()
-    assert HostStore(calls, copies, region, lock_limit_bytes=1 << 40).pinned == "yes"
+@pytest.mark.parametrize("pinned_bytes", [1 << 30, 2 * MIB])
+def test_locked_memory_is_given_back(tmp_path: Path, pinned_bytes: int) -> None:
+    """All of it, or the ring."""
+    store = FakeStore(tmp_path / "experts", num_experts=64)
+    calls = EmulatedCalls(1, pinned_bytes=pinned_bytes)
+    with device_controller(store, calls, vram=0.1) as controller:
+        run_calls(controller, store, seed=1, sizes=[1])
+        assert calls.pinned_bytes_left < pinned_bytes
+    assert calls.pinned_bytes_left == pinned_bytes
+
+
+def test_some_memory_is_left_to_the_system() -> None:
     assert host_store.LOCK_SHARE <= 0.85

@@ -128,6 +128,10 @@ class Tokenizer:
             return text.encode("utf-8", "surrogateescape")
         return self._encoder.token_bytes(text)
 
+    def special_id(self, text: str) -> int | None:
+        """The id of the control or user-defined token that is spelt `text`."""
+        return next((token_id for token_id in self._special if self._vocab.tokens[token_id] == text), None)
+
     def is_control(self, token_id: int) -> bool:
         """Whether the token is none that a reader should see."""
         return self._checked(token_id) in self._hidden

@@ -14,6 +14,7 @@ from models.chat_template import ChatTemplate
 from pearl_cli.conversation import Conversation
 from pearl_cli.engine import Generation
 from pearl_cli.interrupt import Interrupt
+from pearl_cli.reply_channels import ANSWER, THOUGHT, ReplyChannels
 from pearl_cli.residency.stats import TokenStats
 from pearl_cli.routing.mark import steered_mark
 from pearl_cli.sampling import Sampler, SamplingParams, with_drawn_seed
@@ -51,6 +52,38 @@ class ReplyStats:
             f"{self.tokens_per_second:.1f} t/s | experts in memory {100 * self.decode.hit_rate:.0f} % | "
             f"waited {stall:.1f} ms a token ]"
         )
+
+
+class Thoughts:
+    """The part of one reply that is not its answer, shown apart from it; nothing where the model has no channels."""
+
+    def __init__(self, session: Session) -> None:
+        self._terminal = session.terminal
+        self._channels = ReplyChannels.of(session.tokenizer)
+        self._stream = TextStream(session.tokenizer)
+        self._is_open = False
+
+    def takes(self, token_id: int) -> bool:
+        """Whether the token is none of the answer's; it has been shown then, if there was something to show."""
+        place = ANSWER if self._channels is None else self._channels.push(token_id)
+        if place == THOUGHT:
+            self._is_open = True
+            self._terminal.thought(self._stream.push(token_id))
+        elif place == ANSWER:
+            self._close()
+        return place != ANSWER
+
+    def finish(self, reply: str) -> None:
+        """At the end of the reply, whose answer is `reply`."""
+        thought = self._is_open
+        self._close()
+        if thought and not reply:
+            self._terminal.note("the reply ended before its answer began; a larger -n gives it more tokens")
+
+    def _close(self) -> None:
+        if self._is_open:
+            self._terminal.thought(self._stream.finish() + "\n")
+            self._is_open = False
 
 
 class Chat:
@@ -92,6 +125,7 @@ class Chat:
         try:
             prompt_ids, settled = self._prompt_ids()
             stream = TextStream(self.session.tokenizer, self._stop_strings)
+            thoughts = Thoughts(self.session)
             with Interrupt() as interrupt:
                 generation = self.session.engine.generate(
                     prompt_ids,
@@ -105,9 +139,11 @@ class Chat:
                 started, count, decode = time.perf_counter(), 0, TokenStats()
                 for step in generation:
                     count, decode = count + 1, decode + step.stats
-                    reply += self._show(stream.push(step.token_id))
+                    if not thoughts.takes(step.token_id):
+                        reply += self._show(stream.push(step.token_id))
                     if stream.stopped:
                         break
+            thoughts.finish(reply)
             reply += self._show(stream.finish())
             self.session.terminal.newline()
         finally:

@@ -32,6 +32,13 @@ class Terminal:
             self.out.write(text)
             self.out.flush()
 
+    def thought(self, text: str) -> None:
+        """A piece of what the model says to itself, shown at once on stderr."""
+        if text:
+            self.end_progress()
+            self.err.write(f"{_COLOURS['note']}{text}{_RESET}" if self.color else text)
+            self.err.flush()
+
     def newline(self) -> None:
         self.out.write("\n")
         self.out.flush()

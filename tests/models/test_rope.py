@@ -39,6 +39,22 @@ CASES = {
         {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
         RopeConfig(THETA, HEAD_DIM, False, scaling="yarn", factor=32.0, original_context=4096),
     ),
+    "yarn_not_rounded": (  # gpt-oss's
+        {
+            "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False,
+            "beta_fast": 32.0, "beta_slow": 1.0,
+        },
+        RopeConfig(
+            THETA, HEAD_DIM, False, scaling="yarn", factor=32.0, original_context=4096, whole_components=False
+        ),
+    ),
+    "yarn_stated_factor": (
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.3},
+        RopeConfig(
+            THETA, HEAD_DIM, False, scaling="yarn", factor=4.0, original_context=64,
+            attention_factor=1.3 / (0.1 * math.log(4.0) + 1.0),
+        ),
+    ),
     "yarn_betas": (
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 8, "beta_slow": 2},
         RopeConfig(
@@ -72,6 +88,21 @@ def test_stored_divisors_are_llama3_scaling() -> None:
     np.testing.assert_allclose(table.sin, sin, rtol=0, atol=ROPE_ABSOLUTE)
 
 
+def test_longrope_divides_by_the_list_of_the_file_and_multiplies_by_its_factor() -> None:
+    """Beyond the original context transformers takes the long list; the factor it works out is stored in a file."""
+    long = np.linspace(1.0, 30.0, HEAD_DIM // 2)
+    parameters = {
+        "rope_type": "longrope", "factor": 16.0, "original_max_position_embeddings": 64,
+        "short_factor": [1.0] * (HEAD_DIM // 2), "long_factor": long.tolist(),
+    }  # fmt: skip
+    cos, sin = hf_table(parameters, 6000)
+    factor = math.sqrt(1 + math.log(16.0) / math.log(64))
+    rope = RopeConfig(THETA, HEAD_DIM, False, scaling="longrope", original_context=64, attention_factor=factor)
+    table = build_rope_table(rope, 6000, long.astype(np.float32))
+    np.testing.assert_allclose(table.cos, cos, rtol=0, atol=ROPE_ABSOLUTE)
+    np.testing.assert_allclose(table.sin, sin, rtol=0, atol=ROPE_ABSOLUTE)
+
+
 def test_linear_scaling_reads_a_position_as_a_fraction() -> None:
     plain = build_rope_table(RopeConfig(THETA, 8, True), 10)
     scaled = build_rope_table(RopeConfig(THETA, 8, True, scaling="linear", factor=4.0), 40)
@@ -86,5 +117,5 @@ def test_yarn_multiplies_cos_and_sin_once() -> None:
 
 
 def test_an_unknown_scaling_is_refused() -> None:
-    with pytest.raises(ValueError, match="longrope"):
-        rope_frequencies(RopeConfig(THETA, 8, False, scaling="longrope"))
+    with pytest.raises(ValueError, match="dynamic"):
+        rope_frequencies(RopeConfig(THETA, 8, False, scaling="dynamic"))

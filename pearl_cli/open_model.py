@@ -24,12 +24,16 @@ def open_model(path: Path, options: RunOptions, notify: Callable[[str], None] | 
     from convert.plan import ConvertOptions
     from kernels.cpu.memory import allocate
 
-    model = open_in_ram(path, ConvertOptions(quant=options.quant), allocate, notify)
-    if notify is not None:
-        from convert.shard_writer import size_text
+    return open_in_ram(path, ConvertOptions(quant=options.quant), allocate, notify)
 
-        notify(f"{path}: making {model.paths[0].name} in memory, {size_text(model_bytes(model))}; nothing is written")
-    return model
+
+def in_memory_note(model: GGUFModel) -> str | None:
+    """What to tell the user of a run whose model is made in memory."""
+    if model.memory is None:
+        return None
+    from convert.shard_writer import size_text
+
+    return f"making {model.paths[0].name} in memory, {size_text(model_bytes(model))}; nothing is written"
 
 
 def model_bytes(model: GGUFModel) -> int:

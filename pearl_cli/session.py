@@ -18,7 +18,7 @@ from pearl_cli.cpu_cores import bound_threads, on_cores
 from pearl_cli.engine import Engine
 from pearl_cli.memory_plan import typed
 from pearl_cli.open_engine import OpenedEngine, open_engine
-from pearl_cli.open_model import open_model
+from pearl_cli.open_model import in_memory_note, open_model
 from pearl_cli.options import RunOptions
 from pearl_cli.sizes import Size
 from pearl_cli.terminal import Progress, Terminal
@@ -78,8 +78,9 @@ def _open(options: RunOptions, terminal: Terminal, use_profile: bool, gguf: GGUF
     except BaseException:
         gguf.close()
         raise
-    for note in tokenizer.notes:
-        terminal.note(note)
+    for note in (*tokenizer.notes, in_memory_note(gguf)):
+        if note is not None:
+            terminal.note(note)
     default = DEMO_BUDGET if is_demo else None
     with (
         open_engine(gguf, options, default, terminal.note, _Stages(terminal), use_profile) as opened,

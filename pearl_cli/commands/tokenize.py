@@ -9,12 +9,19 @@ from pathlib import Path
 import click
 
 from models.errors import GGUFError, UnsupportedTokenizer, UsageError
-from models.gguf import GGUFModel
 from models.tokenizer import Tokenizer
+from pearl_cli.open_model import open_model
+from pearl_cli.options import RunOptions
 
 
 @click.command("tokenize", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("-m", "--model", required=True, type=click.Path(path_type=Path), help="GGUF with the vocabulary.")
+@click.option(
+    "-m",
+    "--model",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="GGUF with the vocabulary, or a Hugging Face folder.",
+)
 @click.option("-p", "--prompt", help="The text. Without -p, -f and --jsonl it is read from standard input.")
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A file with the text, taken as it is.")
 @click.option("--jsonl", is_flag=True, help="Read one JSON string a line from standard input; print one array a line.")
@@ -35,7 +42,7 @@ def command(
     """Show the token ids of a text: on one line, separated by spaces."""
     if (prompt is not None) + (file is not None) + jsonl > 1:
         raise UsageError("give the text once: with -p, with -f, or on standard input (--jsonl)")
-    with GGUFModel.open(model) as gguf:
+    with open_model(model, RunOptions(), lambda line: click.echo(line, err=True)) as gguf:
         try:
             tokenizer = Tokenizer.from_metadata(gguf.metadata, pre)
         except (UnsupportedTokenizer, GGUFError) as error:

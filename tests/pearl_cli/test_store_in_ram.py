@@ -214,6 +214,16 @@ def test_info_and_plan_show_what_a_run_would_hold(
         assert 0 < dense < model_bytes(model)
 
 
+def test_a_folder_tokenizes_as_what_it_becomes(
+    folder: Path, on_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = []
+    for model in (on_disk, folder):
+        assert run(["tokenize", "-m", str(model), "-p", "abc abab<|end|>", "--special"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != ""
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [

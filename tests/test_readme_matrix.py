@@ -1,4 +1,4 @@
-"""README's table of architectures says what the tests' own parametrisation says: a cell is there because a test runs it.
+"""README's table of architectures is what the tests' own parametrisation says: a cell is there because a test runs it.
 
 A wrong table is reported with the right one, to be put into README between its two marks.
 """

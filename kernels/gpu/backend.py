@@ -26,7 +26,19 @@ from kernels.backend import (
     Weight,
 )
 from kernels.gpu import attention as attention_ops
-from kernels.gpu import conv, delta_rule, embed, experts_decode, experts_prefill, gates, kv, layer_norm, norm, router
+from kernels.gpu import (
+    conv,
+    delta_rule,
+    embed,
+    experts_decode,
+    experts_prefill,
+    gates,
+    kv,
+    layer_norm,
+    norm,
+    router,
+    sparse_mixer,
+)
 from kernels.gpu import linear as linear_ops
 from kernels.gpu import rope as rope_ops
 from kernels.gpu.covering import CoveringBackend
@@ -204,6 +216,8 @@ class GpuBackend:
         self, router_logits: torch.Tensor, spec: RouterSpec, selection_bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`route` without waiting: both answers stay on the device; ids are -1 for a token with a NaN logit."""
+        if spec.gating == "sparsemixer":
+            return sparse_mixer.route(router_logits, spec, selection_bias)
         return router.route(router_logits, spec, selection_bias)
 
     def route(

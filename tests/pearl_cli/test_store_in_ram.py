@@ -232,6 +232,7 @@ def test_a_folder_tokenizes_as_what_it_becomes(
         (["complete", "-m", "DISK", "--quant", "q4_0", "-p", "a"], "already quantised"),
         (["complete", "-m", "HF", "--store", "disk", "-p", "a"], "pearl convert"),
         (["info", "HF", "--verify"], "--verify"),
+        (["bench", "-m", "HF", "--vs", "llama-bench=/bin/true"], "--vs-model"),
     ],
 )
 def test_what_does_not_fit_is_one_line(

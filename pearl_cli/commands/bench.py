@@ -92,7 +92,7 @@ def command(
     with open_session(options, terminal, use_profile=False) as session:
         opened = session.opened
         if vs and vs_model is None and opened.gguf.memory is not None:
-            raise UsageError("--vs: a model in memory has no file that llama-bench could read; give one with --vs-model")
+            raise UsageError("--vs: a model in memory has no file for llama-bench to read; give one with --vs-model")
         peer = LlamaBench.from_flag(vs, vs_model or opened.gguf.paths[0], opened.threads) if vs else None
         text_ids = session.tokenizer.encode(text) if text is not None else None
         workload = Workload(opened.config.vocab_size, seed, text_ids, force_text or text_ids is None)

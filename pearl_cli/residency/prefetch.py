@@ -51,12 +51,13 @@ class Prefetcher:
             self._notify(verdict)
 
     def forecast(self, layer: int, residual: Array, a: Activations, routing: Routing) -> None:
-        """Ask the predictor and queue what pays; called after the demands of `layer` are queued."""
-        forecasts = self._predictor.forecast(layer, residual, a, routing)
+        """Ask the predictor and queue what pays; called after the demands of `layer` are queued. Switched off, it costs
+        nothing.
+        """
         if not self.governor.enabled:
             return
         loads: list[Load] = []
-        for forecast in forecasts:
+        for forecast in self._predictor.forecast(layer, residual, a, routing):
             state = self._layers[forecast.layer]
             if state is not None:
                 loads += self._loads_for(state, forecast.scores)

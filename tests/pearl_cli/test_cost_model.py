@@ -28,6 +28,35 @@ def test_a_miss_costs_one_latency_and_its_bytes() -> None:
     assert figures["tokens_per_s"] == pytest.approx(1 / 0.59)
 
 
+def test_reads_hide_behind_the_experts_that_are_there() -> None:
+    """.2 s a layer, of which each of 2 experts takes .06: the other computes until .06, then waits for gate and up of
+    the missing one at .01 + .18 * 2/3 = .13, computes them in .04, waits for down at .19 and computes it in .02.
+    """
+    cost = CostModel(Machine(1000.0, 0.01, 0.2, 0.06), [180])
+    cost(event(0, 0, [0, 1]), np.array([1]), NOBODY)
+    assert cost.token_s == pytest.approx([0.2 - 0.12 + 0.19 + 0.02])
+    assert cost.stall_s == pytest.approx(0.21 - 0.12)
+
+
+def test_nothing_is_waited_for_where_reads_are_shorter_than_the_rest() -> None:
+    cost = CostModel(Machine(1e6, 0.0, 0.2, 0.05), [90])
+    cost(event(0, 0, [0, 1, 2]), np.array([2]), NOBODY)
+    assert cost.stall_s == pytest.approx(0.0, abs=1e-9)
+    assert cost.token_s == pytest.approx([0.2])
+
+
+def test_forecasts_use_the_link_while_experts_compute() -> None:
+    """The gate of layer 0 comes at .08, its two experts compute until .2, and layer 1 comes to its gate at .28."""
+    scores = np.array([0, 0, 0, 0.9], np.float32)
+    cost = CostModel(
+        Machine(1000.0, 0.0, 0.2, 0.06), [190] * 2, lambda e: [Forecast(1, scores)] if e.layer == 0 else [], 2, False
+    )
+    cost(event(0, 0, [0, 1]), np.array([], np.int64), NOBODY)
+    cost(event(1, 0, [3, 1]), np.array([3]), NOBODY)
+    assert cost.stall_s == pytest.approx(0.0, abs=1e-9)
+    assert cost.useful_bytes == 190
+
+
 def test_prompt_tokens_are_left_out() -> None:
     cost = CostModel(MACHINE, [90])
     cost(event(0, 0, [0, 1], PREFILL), np.array([0, 1]), NOBODY)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from pearl_cli.residency.eviction import make_policy
 from pearl_cli.residency.prefetch_governor import PrefetchGovernor
 from pearl_cli.residency.slot_plan import plan_slots
 from pearl_cli.residency.stats import TransferStats
+from pearl_cli.residency.transfer import Load, TransferQueue
 from pearl_cli.routing.exact import ExactRouting
 from tests.fake_experts import HIDDEN, WIDTH, DelayedReads, FakeStore, read_file
 
@@ -213,35 +215,86 @@ def test_a_demand_takes_slots_back_from_forecasts(tmp_path: Path) -> None:
         controller.end()
 
 
-def test_threshold_rises_with_the_load_of_the_link() -> None:
+@pytest.mark.parametrize(("load", "bound"), [(0.0, 0.05), (0.25, 0.1), (0.5, 0.25), (0.64, 0.372), (1.0, 1.0)])
+def test_threshold_is_where_saved_stall_meets_delay(load: float, bound: float) -> None:
+    governor = PrefetchGovernor()
+    governor.link_load = load
+    assert governor.threshold == pytest.approx(bound, rel=1e-2)
+
+
+def test_the_load_is_the_share_of_time_that_demands_keep_the_link() -> None:
     clock = {"now": 0.0}
     governor = PrefetchGovernor(now=lambda: clock["now"])
     stats = TransferStats()
-    idle = governor.threshold
     for _ in range(200):
         governor.observe_link(stats)
         clock["now"] += 1.0
         stats.demand_bytes += 100
-        stats.busy_s += 1.0
-    assert idle == pytest.approx(0.05)
-    assert governor.threshold == pytest.approx(0.25, rel=1e-3)  # u = 1: p > 1 / 4
+        stats.prefetch_bytes += 100
+        stats.busy_s += 0.8  # half of it for forecasts
+    assert governor.link_load == pytest.approx(0.4, rel=1e-3)
 
 
 def test_useless_forecasts_are_switched_off_and_said() -> None:
     governor = PrefetchGovernor(now=lambda: 0.0)
-    governor.link_load = 1.0
+    governor.link_load = 0.5
     for i in range(200):
         governor.settle(useful=i % 5 == 0)
     verdict = governor.observe_link(TransferStats())
     assert verdict is not None
-    assert "switched off: 5.0 experts fetched for each one used, link 100% busy" in verdict
+    assert "switched off: 5.0 experts fetched for each one used, link 50% busy" in verdict
     assert not governor.enabled
 
 
 def test_useful_forecasts_stay_on() -> None:
     governor = PrefetchGovernor(now=lambda: 0.0)
-    governor.link_load = 1.0
+    governor.link_load = 0.5
     for i in range(400):
         governor.settle(useful=i % 3 == 0)
         assert governor.observe_link(TransferStats()) is None
     assert governor.enabled
+
+
+def test_once_switched_off_nobody_is_asked(tmp_path: Path) -> None:
+    plan, asked = random_plan(6, 3, seed=3), []
+
+    def guess(token: int, layer: int) -> list[int]:
+        asked.append((token, layer))
+        return [0, 1]
+
+    with scripted_run(tmp_path, guess, plan) as (controller, _, run):
+        assert controller._prefetcher is not None
+        controller._prefetcher.governor.enabled = False
+        run()
+    assert asked == []
+
+
+def test_a_chunk_in_flight_when_its_demand_comes_counts_once(tmp_path: Path) -> None:
+    """Forecasts of 3 chunks; the demand comes while the first is being read: it is early, the other two are missed."""
+    reading, go_on = threading.Event(), threading.Event()
+    store = FakeStore(tmp_path / "experts", num_layers=1, layout="shards")
+
+    def read(file_index: int, offset: int, out: memoryview, needed_bytes: int) -> None:
+        reading.set()
+        assert go_on.wait(10)
+        read_file(store.path)(file_index, offset, out, needed_bytes)
+
+    places = ExpertPlaces.of(store)
+    queue = TransferQueue(read, 1, merge_bytes=1)
+    try:
+        view = memoryview(bytearray(max(places.slot_bytes)))
+        load = Load(0, 3, 0, view, places.places[0][3], demanded=False)
+        queue.prefetch([load])
+        assert reading.wait(10)
+        queue.promote([load])
+        early = load.early_bytes
+        go_on.set()
+        arrived = 0
+        while arrived < 3:
+            arrived += len(queue.take(block=True))
+    finally:
+        go_on.set()
+        queue.close()
+    assert early == load.early_bytes == EXPERT_BYTES // 3
+    assert queue.stats.prefetch_bytes == early
+    assert queue.stats.demand_bytes == EXPERT_BYTES - early

@@ -191,7 +191,7 @@ def prepare(
     usage = usage_trace(options, config)
     prefetch_slots, split = depth * (forecasting.stride + 1), split_of(options, usage)
     if gpu is not None:
-        on_device = plan_device(gpu, gguf, config, places, options, default_budget, prefetch_slots, notify)
+        on_device = plan_device(gpu, gguf, config, places, options, default_budget, prefetch_slots, split, notify)
         return Groundwork(
             config, threads, gpu.backend, NoKernelTiming(), places, forecasting, depth, usage, on_device.vram, on_device
         )

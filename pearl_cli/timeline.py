@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from pearl_cli.bench.workload import Workload
+from pearl_cli.device.copy_queue import CopyQueue
 from pearl_cli.open_engine import OpenedEngine
+from pearl_cli.residency.read_piece import ReadPiece
 from pearl_cli.residency.transfer import Load
 
 MAX_EVENTS = 200_000  # about 30 MB of JSON; later events are left out and counted
@@ -75,8 +77,9 @@ def recording(timeline: Timeline, opened: OpenedEngine) -> Iterator[None]:
     replace(queue, "demand", lambda call: _noted(timeline, call, "demand"))
     replace(queue, "prefetch", lambda call: _noted(timeline, call, "prefetch"))
     replace(queue, "promote", lambda call: _noted(timeline, call, "promote"))
-    replace(queue, "_wait_for_arrival", lambda call: _spanned(timeline, call, "wait", lambda a: ("wait", {})))
-    replace(queue, "_fetch", lambda call: _spanned(timeline, call, "read", _describe_read))
+    reader = queue.host.queue if isinstance(queue, CopyQueue) else queue
+    replace(reader, "_wait_for_arrival", lambda call: _spanned(timeline, call, "wait", lambda a: ("wait", {})))
+    replace(reader, "_fetch", lambda call: _spanned(timeline, call, "read", _describe_read))
     opened.timing.time_kernels(True, lambda name, begin, end: timeline.span(name, "kernel", begin, end))
     try:
         yield
@@ -129,13 +132,13 @@ def _describe_compute(args: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
 
 
 def _describe_read(args: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
-    load, first, last = args
-    places = load.places[load.places.index(first) : load.places.index(last) + 1]
+    pieces: Sequence[ReadPiece] = args[0]
+    first, names = pieces[0].load, [f"{piece.load.layer}/{piece.load.expert}" for piece in pieces]
     about = {
-        "layer": load.layer,
-        "expert": load.expert,
-        "linears": [_LINEARS[load.places.index(place)] for place in places],
-        "bytes": sum(place.read_bytes for place in places),
-        "priority": "demand" if load.demanded else "prefetch",
+        "layer": first.layer,
+        "experts": [piece.load.expert for piece in pieces],
+        "linears": [[name for i, name in enumerate(_LINEARS) if piece.mask >> i & 1] for piece in pieces],
+        "bytes": sum(len(piece.out) for piece in pieces),
+        "priority": "demand" if first.demanded else "prefetch",
     }
-    return f"read {load.layer}/{load.expert}", about
+    return f"read {' '.join(names)}", about

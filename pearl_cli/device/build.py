@@ -20,6 +20,7 @@ from pearl_cli.device.slot_table import DeviceSlotTable
 from pearl_cli.device.streamed_experts import StreamedExperts
 from pearl_cli.device.vram_arena import VramArena
 from pearl_cli.predict.base import NextUse, Predictor
+from pearl_cli.residency.ablations import CopyPieces
 from pearl_cli.residency.build import ExpertPlaces, layer_states
 from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.eviction import EvictionPolicy
@@ -75,17 +76,19 @@ def build_device_controller(
     next_use: NextUse | None = None,
     on_cpu: CpuForMisses | None = None,
     link_bytes_per_s: float = LINK_BYTES_PER_S,
+    pieces: CopyPieces | None = None,
 ) -> ResidencyController:
     """As `pearl_cli.residency.build.build_controller`, with `plan` for the slots of the device; on_cpu: who computes
     what misses there, where that may be; nothing is fetched on forecasts then.
     """
+    pieces = pieces or CopyPieces()
     layers = layer_states(places, plan, shape, routers, policy)
     host = HostTier(side.calls, side.copies, places.places, host_plan, read, io_threads, notify)
     # Half of the slots that belong to no layer: a long prompt computes these while the others are filled.
     most_at_once = max(1, plan.staging // 2)
     queue = CopyQueue(
         side.calls, side.copies, side.compute, side.arena, side.table, side.marks, host, most_at_once,
-        link_bytes_per_s,
+        link_bytes_per_s, pieces,
     )  # fmt: skip
     experts = StreamedExperts(
         backend, side.calls, side.copies, side.compute, layers, side.table, side.marks, side.arena,
@@ -101,7 +104,8 @@ def build_device_controller(
     if predictor is not None:
         prefetcher = Prefetcher(predictor, layers, side.arena, queue, prefetch_depth, notify=notify)
     controller = ResidencyController(
-        layers, routers, cast(Backend, experts), side.arena, queue, routing, prefetcher, next_use
-    )
+        layers, routers, cast(Backend, experts), side.arena, queue, routing, prefetcher, next_use,
+        pieces.reorder,
+    )  # fmt: skip
     controller.route_by(routing)
     return controller

@@ -2,7 +2,7 @@
 
 It has no threads and never waits for the device. A load has *arrived*, for the host, as soon as its copies are under
 way: whoever computes with it makes the computing stream wait for the load's mark (`SlotMarks.copied`). Rules:
-- a demand's chunks are started at once; of forecasts only `depth` chunks are under way, so a demand waits for no more;
+- a demand's chunks are started at once; of forecasts only DEPTH chunks are under way, so a demand waits for no more;
 - the slot-table entry follows the last chunk on the same stream;
 - copies into a slot begin after the last kernel that read it (`SlotMarks.used`);
 - an expert that host memory lacks is read from disk first, and only then is there anything to wait for.
@@ -22,10 +22,12 @@ from pearl_cli.device.host_tier import HostTier, Key
 from pearl_cli.device.slot_marks import SlotMarks
 from pearl_cli.device.slot_table import DeviceSlotTable
 from pearl_cli.device.vram_arena import VramArena
+from pearl_cli.residency.ablations import CopyPieces
 from pearl_cli.residency.stats import TransferStats
 from pearl_cli.residency.transfer import ALL_LINEARS, Arrival, Load
 
 DEPTH = 2  # forecast chunks under way: one is copied while the host starts the next
+_ALL = 1 << 30
 LINK_BYTES_PER_S = 20e9  # where nobody has measured it: PCIe 4 with 16 lanes
 
 
@@ -43,11 +45,11 @@ class CopyQueue:
         host: HostTier,
         most_at_once: int,
         link_bytes_per_s: float = LINK_BYTES_PER_S,
-        depth: int = DEPTH,
+        pieces: CopyPieces | None = None,
     ) -> None:
         """most_at_once: arrivals that `take` hands out together, so that a long prompt computes some experts while
         others are copied; link_bytes_per_s: what busy times in `stats` are reckoned by, for the host does not see
-        copies end.
+        copies end; pieces: what may be switched off, to measure its worth.
         """
         self.stats = TransferStats()
         self.host = host
@@ -59,7 +61,9 @@ class CopyQueue:
         self._table = table
         self._marks = marks
         self._most_at_once = most_at_once
-        self._depth = depth
+        pieces = pieces or CopyPieces()
+        self._depth = DEPTH if pieces.preempt else _ALL
+        self._chunks = 1 if pieces.chunk else _ALL
         self._low: deque[Load] = deque()
         self._low_marks: deque[int] = deque()  # of forecast chunks under way
         self._disk: dict[Key, Load] = {}  # demanded, and not in host memory yet
@@ -161,14 +165,15 @@ class CopyQueue:
         return bool(fetched)
 
     def _pump(self) -> None:
-        """Keep `depth` chunks of forecasts under way."""
+        """Keep DEPTH chunks of forecasts under way."""
         while self._low_marks and self._copies.is_over(self._low_marks[0]):
             self._low_marks.popleft()
         for load in list(self._low):
             if len(self._low_marks) >= self._depth:
                 return
             while load.waiting and len(self._low_marks) < self._depth and self.host.has(_key(load)):
-                self._start_chunk(load)
+                for _ in range(min(self._chunks, load.waiting.bit_count())):
+                    self._start_chunk(load)
 
     def _start_chunk(self, load: Load) -> None:
         """Start the copy of the next matrix; behind the last one the slot-table entry, and the load has arrived."""

@@ -27,10 +27,12 @@ from pearl_cli.memory_plan import DEFAULT_SHARE, MemoryPlan, choose_context, typ
 from pearl_cli.open_model import wanted_by
 from pearl_cli.options import RunOptions
 from pearl_cli.predict.base import NextUse, Predictor
+from pearl_cli.residency.ablations import CopyPieces
 from pearl_cli.residency.build import ExpertPlaces
 from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.eviction import EvictionPolicy
 from pearl_cli.residency.transfer import ReadFunction
+from pearl_cli.residency.uneven_split import Split
 from pearl_cli.routing.base import RoutingPolicy
 from pearl_cli.sizes import Size
 
@@ -44,13 +46,14 @@ _PASSING_BYTES = 256 << 20  # of host slots that experts only pass through: once
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
     """vram: where the bytes on the GPU go; host: slots in host memory; staging: slots in vram beyond what layers keep,
-    so that a whole token's misses find room, twice.
+    so that a whole token's misses find room, twice; split: of vram's slots over layers.
     """
 
     gpu: OpenGpu
     vram: MemoryPlan
     host: HostPlan
     staging: int
+    split: Split | None = None
 
 
 def plan_device(
@@ -61,10 +64,11 @@ def plan_device(
     options: RunOptions,
     default_budget: Size | None,
     prefetch_slots: int,
+    split: Split | None,
     notify: Callable[[str], None] | None,
 ) -> DevicePlan:
-    """The plan for these flags; default_budget: of slots on the GPU where neither --vram nor --budget is given. Raises
-    MemoryPlanError, UsageError.
+    """The plan for these flags; default_budget: of slots on the GPU where neither --vram nor --budget is given; split:
+    of those over layers. Raises MemoryPlanError, UsageError.
     """
     context = choose_context(options.ctx_size, config.context_length)
     weights = non_expert_bytes(gguf, config)
@@ -77,7 +81,7 @@ def plan_device(
     num_experts = config.router.num_experts
     staging = prefetch_slots + 2 * config.router.num_experts_per_tok
     budget = options.budget if options.budget is not None or options.vram is not None else default_budget
-    vram = plan_vram(gpu.calls, needs, places.slot_bytes, num_experts, options.vram, budget, staging, notify)
+    vram = plan_vram(gpu.calls, needs, places.slot_bytes, num_experts, options.vram, budget, staging, split, notify)
     process, available, store = rss_bytes(), _available(), gguf.memory
     if store is not None:
         process += store.missing_bytes(wanted_by(config))
@@ -86,7 +90,7 @@ def plan_device(
         places.slot_bytes, num_experts, process, weights, available, ceiling, options.ram is not None,
         most_bytes=_PASSING_BYTES if vram.all_resident or store is not None else None,
     )  # fmt: skip
-    return DevicePlan(gpu, vram, host, staging)
+    return DevicePlan(gpu, vram, host, staging, split)
 
 
 def open_on_device(
@@ -120,6 +124,7 @@ def open_on_device(
     controller = build_device_controller(
         side, places, vram.slots, plan.host, shape, routers, plan.gpu.backend, policy, routing, read, io_threads,
         predictor, prefetch_depth, notify, next_use, on_cpu, rate,
+        CopyPieces.without(options.switched_off),
     )  # fmt: skip
     return controller, vram
 
@@ -196,7 +201,7 @@ def _open_side(
         try:
             side = DeviceSide.open(plan.gpu.calls, vram.slots, config.num_layers, num_experts)
         except DeviceMemoryError:
-            vram = smaller(vram, places.slot_bytes, num_experts, plan.staging)
+            vram = smaller(vram, places.slot_bytes, num_experts, plan.staging, plan.split)
             continue
         if vram is not plan.vram and notify is not None:
             wanted, got = typed(plan.vram.slots.n_bytes), typed(vram.slots.n_bytes)

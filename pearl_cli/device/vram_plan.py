@@ -13,6 +13,7 @@ from pearl_cli.device.host_store import LOCK_SHARE
 from pearl_cli.device.host_tier import HostPlan
 from pearl_cli.memory_plan import FixedNeeds, MemoryPlan, plan_memory, typed
 from pearl_cli.residency.slot_plan import floor_bytes, full_bytes, plan_slots
+from pearl_cli.residency.uneven_split import Split
 from pearl_cli.sizes import Size
 
 MIB = 1 << 20
@@ -43,17 +44,20 @@ def plan_vram(
     asked: Size | None = None,
     budget: Size | None = None,
     prefetch_slots: int = 0,
+    split: Split | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> MemoryPlan:
     """Split `asked` (of the whole process; None: what is free) on the device. Raises MemoryPlanError with the floor."""
     ceiling = asked.n_bytes if asked is not None else _free_ceiling(calls, needs, layer_slot_bytes, notify)
     return plan_memory(
         needs.fixed, layer_slot_bytes, num_experts, ceiling, budget, ceiling_is_asked=asked is not None,
-        prefetch_slots=prefetch_slots, flag="--vram",
+        prefetch_slots=prefetch_slots, split=split, flag="--vram",
     )
 
 
-def smaller(plan: MemoryPlan, layer_slot_bytes: Sequence[int], num_experts: int, prefetch_slots: int) -> MemoryPlan:
+def smaller(
+    plan: MemoryPlan, layer_slot_bytes: Sequence[int], num_experts: int, prefetch_slots: int, split: Split | None = None
+) -> MemoryPlan:
     """The plan with about a tenth fewer bytes for slots, when the device refused those of `plan`. Raises
     MemoryPlanError at the floor.
     """
@@ -64,7 +68,7 @@ def smaller(plan: MemoryPlan, layer_slot_bytes: Sequence[int], num_experts: int,
             f" and KV cache; close other programs, or give a smaller -c or -ub, or --device cpu"
         )
     budget = max(floor, plan.slots.n_bytes * 9 // 10)
-    slots = plan_slots(layer_slot_bytes, num_experts, budget, prefetch_slots)
+    slots = plan_slots(layer_slot_bytes, num_experts, budget, prefetch_slots, split)
     return MemoryPlan(
         plan.needs, slots, plan.needs.total_bytes + budget, plan.floor_bytes, plan.expert_slot_bytes_total
     )

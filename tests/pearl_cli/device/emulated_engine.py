@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.gpu.backend import GpuBackend
 from kernels.gpu.emulated_calls import EmulatedCalls
@@ -31,6 +33,18 @@ from tests.tiny_gguf import tiny_moe, write_gguf
 
 OPTIONS = RunOptions(ctx_size=32, evict="lru", predictor="none", no_profile=True, seed=1)
 PROMPT, N_NEW = [5, 9], 3
+
+
+class TorchOps(TorchDispatchMode):
+    """Counts torch's own operations by name; those of kernels are not among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def emulate(seed: int, **limits: Any) -> EmulatedCalls:
@@ -49,9 +63,11 @@ def run(
     with open_engine(path, options, notify=notes.append) as opened:
         logits = [opened.engine.prefill(prompt)]
         before = calls.counts.copy()
-        stats = TokenStats()
+        stats, torch_ops = TokenStats(), []
         for _ in range(n_new):
-            logits.append(opened.engine.decode_step(int(logits[-1].argmax())))
+            with TorchOps() as ops:
+                logits.append(opened.engine.decode_step(int(logits[-1].argmax())))
+            torch_ops.append(dict(ops.counts))
             stats += opened.controller.last_call
         return {
             "device": opened.device,
@@ -61,6 +77,7 @@ def run(
             "hits": stats.hits,
             "prefetch_bytes": stats.prefetch_bytes,
             "decode_counts": dict(calls.counts - before),
+            "torch_ops": torch_ops,
             "notes": notes,
         }
 

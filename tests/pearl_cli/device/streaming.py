@@ -13,6 +13,7 @@ from pearl_cli.device.build import CpuForMisses, DeviceSide, build_device_contro
 from pearl_cli.device.host_tier import HostPlan
 from pearl_cli.device.miss_rule import MissRule
 from pearl_cli.predict.base import Predictor
+from pearl_cli.residency.ablations import CopyPieces
 from pearl_cli.residency.build import ExpertPlaces
 from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.eviction import make_policy
@@ -37,6 +38,7 @@ def device_controller(
     notify: Callable[[str], None] | None = None,
     prefetch_slots: int = 0,
     miss: MissRule | None = None,
+    pieces: CopyPieces | None = None,
 ) -> Iterator[ResidencyController]:
     """vram, ram: 0 is the floor, 1 everything. With `miss`, the reference stands in for the CPU too."""
     backend = ReferenceBackend()
@@ -50,7 +52,7 @@ def device_controller(
         side, places, plan, HostPlan(host.classes, host.class_of_layer, lock_limit_bytes), (HIDDEN, WIDTH),
         store.routers(K), backend, make_policy(policy, popularity), ExactRouting(backend),
         read or read_file(store.path), io_threads, predictor, 2, notify,
-        on_cpu=CpuForMisses(ReferenceBackend(), miss) if miss is not None else None,
+        on_cpu=CpuForMisses(ReferenceBackend(), miss) if miss is not None else None, pieces=pieces,
     )  # fmt: skip
     try:
         yield controller

@@ -103,3 +103,12 @@ def test_few_launches_a_layer_and_none_that_waits(cases: dict[str, Any]) -> None
         assert counts.get("events", 0) == 0, name
         assert counts.get("synchronizations", 0) == 0, name
     assert cases["whole"]["decode_counts"]["launch experts"] == N_LAYERS * N_NEW
+
+
+def test_no_value_is_asked_of_the_device_one_by_one(cases: dict[str, Any]) -> None:
+    """No `.item()`, which would wait for the device; and tokens that are replayed cost the same every time."""
+    for name in ("whole", "15%"):
+        first, *replayed = cases[name]["torch_ops"]
+        assert "_local_scalar_dense" not in {*first, *replayed[0], *replayed[1]}, name
+        assert "copy_" in replayed[0], name  # it counts
+    assert cases["whole"]["torch_ops"][1] == cases["whole"]["torch_ops"][2]

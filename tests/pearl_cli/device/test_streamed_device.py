@@ -14,6 +14,7 @@ from models.errors import ReadFailure
 from models.expert_provider import Routing
 from pearl_cli.device.copy_queue import CopyQueue
 from pearl_cli.predict.base import Forecast
+from pearl_cli.residency.ablations import CopyPieces
 from tests.fake_experts import DelayedReads, FakeStore, read_file
 from tests.pearl_cli.device.streaming import device_controller, run_calls
 
@@ -73,6 +74,32 @@ def test_forecasts_found_right_found_wrong_and_promoted(tmp_path: Path, seed: in
         assert controller.demand.useful_prefetch_bytes > 0
         assert controller.demand.wasted_prefetch_bytes > 0
         assert stats.promoted + stats.dropped > 0
+
+
+@pytest.mark.parametrize("piece", ["reorder", "preempt", "chunk"])
+def test_pieces_switched_off_change_no_bit(tmp_path: Path, piece: str) -> None:
+    store = FakeStore(tmp_path / "experts")
+    with device_controller(
+        store, EmulatedCalls(5), 0.3, predictor=Guess(1), prefetch_slots=4, pieces=CopyPieces.without((piece,))
+    ) as controller:
+        run_calls(controller, store, seed=1, sizes=[4, *[1] * 8, 9, 1])
+
+
+def test_a_demand_waits_for_two_forecast_chunks_at_most(tmp_path: Path) -> None:
+    """Of many forecasts only so many are under way; without overtaking all of them are."""
+    store, under_way = FakeStore(tmp_path / "experts"), {}
+    for off in ((), ("preempt",)):
+        calls = EmulatedCalls(1)
+        calls.done = lambda event: False  # a slow link
+        with device_controller(store, calls, 0.9, pieces=CopyPieces.without(off), prefetch_slots=8) as controller:
+            assert isinstance(controller.queue, CopyQueue)
+            controller.queue.host.fill([(0, expert) for expert in range(8)])
+            state = controller.layers[0]
+            before = calls.counts["copies"]
+            slots = [controller.arena.take(0) for _ in range(6)]
+            controller.queue.prefetch([state.new_load(e, slots[e], controller.arena, False) for e in range(6)])
+            under_way[off] = calls.counts["copies"] - before
+    assert under_way == {(): 2, ("preempt",): 6 * 4}  # three matrices and an entry of the slot table each
 
 
 def test_a_failed_read_is_told_once_and_the_next_call_is_clean(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from kernels.backend import Activations, Array, Backend, KVLayer, RopeTable, Weight
 from kernels.quant_types import QuantType
-from kernels.reference.dequant import dequantize_weight
+from kernels.reference.dequant import dequantize_rows
 from models.config import ModelConfig
 from models.config_latent import LatentConfig
 from models.gguf import GGUFModel
@@ -127,7 +127,8 @@ def _expansions(source: WeightSource, blk: str, heads: int, latent: LatentConfig
     for h in range(heads):
         first = h * (nope + width)
         # Transposing crosses the blocks of quantised rows, so this part is kept as plain numbers.
-        transposed = np.ascontiguousarray(dequantize_weight(rows_of(kv_b, first, first + nope)).T)
+        stored = backend.to_host(rows_of(kv_b, first, first + nope).data)
+        transposed = np.ascontiguousarray(dequantize_rows(stored, kv_b.quant_type, rank).T)
         k_b.append(backend.weight(transposed.view(np.uint8).reshape(-1), QuantType.F32, rank, nope))
         v_b.append(rows_of(kv_b, first + nope, first + nope + width))
     return k_b, v_b

@@ -65,9 +65,13 @@ def _table(quant_type: QuantType, unit: GatedUnit, biased: bool, other: QuantTyp
     return ExpertTable(gate, up, down, kinds, kinds.copy(), kinds.copy(), HIDDEN, WIDTH, unit, biases)
 
 
-def _experts(quant_type: QuantType, n_tokens: int, b: GpuBackend, unit: GatedUnit = SILU, biased: bool = False) -> None:
+def _experts(
+    quant_type: QuantType, n_tokens: int, b: GpuBackend, unit: GatedUnit = SILU, biased: bool = False,
+    other: QuantType | None = None,
+) -> None:  # fmt: skip
+    """`other`: the type of every second expert."""
     ids = np.stack([(np.arange(PER_TOKEN) + t) % EXPERTS for t in range(n_tokens)]).astype(np.int32)
-    groups, table = group_by_expert(ids), _table(quant_type, unit, biased)
+    groups, table = group_by_expert(ids), _table(quant_type, unit, biased, other)
     h, d = b.pair_buffers(ids.size, WIDTH, HIDDEN)
     which = np.arange(groups.expert_ids.size, dtype=np.int32)
     b.expert_gate_up(Activations(torch.empty((n_tokens, HIDDEN))), table, groups, which, h)
@@ -132,6 +136,8 @@ def _untyped() -> Iterator[Case]:
     for n_tokens in (1, PROMPT):
         case = partial(_experts, QuantType.MXFP4, n_tokens, unit=clamped, biased=True)
         yield Case(f"experts, {n_tokens} tokens", "MXFP4 with biases, clamped", case)
+        mixed = partial(_experts, QuantType.Q4_K, n_tokens, other=QuantType.Q6_K)
+        yield Case(f"experts, {n_tokens} tokens", "Q4_K and Q6_K", mixed)
         for kind in ("f32", "f16", "q8_0"):
             yield Case(f"attention, {n_tokens} tokens", f"{kind}, 16 heads", partial(_attention, kind, n_tokens))
             shared = partial(_attention, kind, n_tokens, heads=32, kv_heads=4)

@@ -57,7 +57,7 @@ def _expert_dots(
 
 
 @triton.jit
-def _gate_up_kernel(
+def _prefill_gate_up_kernel(
     gate_x_ptr, up_x_ptr, gate_ptr, up_ptr, types_ptr, gate_bias_ptr, up_bias_ptr, expert_ids_ptr, offsets_ptr,
     token_ids_ptr, tiles_ptr, h_ptr, num_experts, stride_table, n_rows, gate_lanes, up_lanes, gate_row_bytes,
     up_row_bytes, stride_x, stride_h, alpha, limit,
@@ -92,7 +92,7 @@ def _gate_up_kernel(
 
 
 @triton.jit
-def _down_kernel(
+def _prefill_down_kernel(
     h_ptr, down_ptr, types_ptr, bias_ptr, expert_ids_ptr, offsets_ptr, tiles_ptr, d_ptr, num_experts, stride_table,
     n_rows, n_lanes, n_row_bytes, stride_h, stride_d,
     TYPE: tl.constexpr, SLOTS: tl.constexpr, MIXED: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
@@ -133,7 +133,7 @@ def gate_up(
         tile = matmul_tile(gate_type, table.intermediate_size, _mean_tokens(groups), device, two=True)
         tiles = upload(tiles_of(groups.host, which, tile.block_m))
         x = x_of[gate_type]
-        _gate_up_kernel[(tiles.shape[0], triton.cdiv(table.intermediate_size, tile.block_n))](
+        _prefill_gate_up_kernel[(tiles.shape[0], triton.cdiv(table.intermediate_size, tile.block_n))](
             x, x_of[up_type], made.gate, made.up, made.types, h if biases is None else biases.gate,
             h if biases is None else biases.up, groups.expert_ids, groups.offsets, groups.token_ids, tiles, h,
             made.gate.shape[0], made.gate.stride(0), table.intermediate_size,
@@ -160,7 +160,7 @@ def down(
         tile = matmul_tile(quant_type, table.hidden_size, _mean_tokens(groups), device)
         tiles = upload(tiles_of(groups.host, which, tile.block_m))
         h = h_of[quant_type]
-        _down_kernel[(tiles.shape[0], triton.cdiv(table.hidden_size, tile.block_n))](
+        _prefill_down_kernel[(tiles.shape[0], triton.cdiv(table.hidden_size, tile.block_n))](
             h, made.down, made.types, d if biases is None else biases.down, groups.expert_ids, groups.offsets, tiles, d,
             made.down.shape[0], made.down.stride(0), table.hidden_size, lanes_of(quant_type, table.intermediate_size),
             row_bytes(quant_type, table.intermediate_size), h.stride(0), d.stride(0),

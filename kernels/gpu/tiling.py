@@ -124,8 +124,8 @@ def matmul_tile(quant_type: QuantType, n_rows: int, n_tokens: int, device: Devic
     if device.interpreted:
         return MatmulTile(min(next_power_of_two(max(n_tokens, 16)), 64), min(next_power_of_two(n_rows), 256), 128, 1, 1)
     block_m = 16 if n_tokens <= 16 else 32 if n_tokens <= 32 or two else 64
-    # Wider steps hold so many words and scales at once that K-quants spill on sm_80 (255 registers at 32 lanes).
-    block_w = 16 if SLOTS[quant_type] > 1 else 32
+    # Wider steps hold so many words and scales at once that Q6_K spills on sm_80 (255 registers at 32 lanes).
+    block_w = 16 if SLOTS[quant_type] > 2 else 32
     return MatmulTile(block_m, 64, block_w, 4, 1)
 
 

@@ -104,6 +104,38 @@ def write_folder(
     return folder
 
 
+def sparse_folder(path: Path, n_experts: int, width: int, hidden: int) -> Path:
+    """A one-layer checkpoint whose expert weights are holes in a sparse file: they cost no disk."""
+    shapes = {
+        "model.embed_tokens.weight": (40, hidden),
+        "model.norm.weight": (hidden,),
+        "model.layers.0.input_layernorm.weight": (hidden,),
+        "model.layers.0.post_attention_layernorm.weight": (hidden,),
+        "model.layers.0.self_attn.q_proj.weight": (32, hidden),
+        "model.layers.0.self_attn.k_proj.weight": (16, hidden),
+        "model.layers.0.self_attn.v_proj.weight": (16, hidden),
+        "model.layers.0.self_attn.o_proj.weight": (hidden, 32),
+        "model.layers.0.self_attn.q_norm.weight": (32,),
+        "model.layers.0.self_attn.k_norm.weight": (16,),
+        "model.layers.0.mlp.gate.weight": (n_experts, hidden),
+        "model.layers.0.mlp.experts.gate_up_proj": (n_experts, 2 * width, hidden),
+        "model.layers.0.mlp.experts.down_proj": (n_experts, hidden, width),
+    }
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        n_bytes = int(np.prod(shape)) * 4
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + n_bytes]}
+        at += n_bytes
+    path.mkdir()
+    text = json.dumps(header).encode()
+    with (path / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + at)
+    changes = {"num_hidden_layers": 1, "num_experts": n_experts, "intermediate_size": width, "hidden_size": hidden}
+    (path / "config.json").write_text(json.dumps(config(**changes)))
+    return path
+
+
 def byte_level_tokenizer(**changes: Any) -> dict[str, Any]:
     """A tokenizer.json of 36 tokens: letters, two merges, a control token; cut like Qwen2."""
     letters = [chr(c) for c in range(ord("a"), ord("z") + 1)] + list("0123\u0120")

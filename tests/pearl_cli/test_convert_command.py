@@ -15,7 +15,8 @@ import pytest
 
 from models.gguf import GGUFModel
 from pearl_cli.main import run
-from tests.convert.checkpoints import config, weights, write_folder, write_safetensors
+from tests.convert.checkpoints import sparse_folder, weights, write_folder, write_safetensors
+from tests.peak_memory import peak_rss_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,50 +86,6 @@ def test_full_disk_in_a_real_process(folder: Path, tmp_path: Path) -> None:
     assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
     assert len(list((tmp_path / "out").glob("*.gguf"))) == 2
     assert not list((tmp_path / "out").glob("*.partial"))
-
-
-def sparse_folder(path: Path, n_experts: int, width: int, hidden: int) -> Path:
-    """A one-layer checkpoint whose expert weights are holes in a sparse file: they cost no disk."""
-    import json
-    import struct
-
-    shapes = {
-        "model.embed_tokens.weight": (40, hidden),
-        "model.norm.weight": (hidden,),
-        "model.layers.0.input_layernorm.weight": (hidden,),
-        "model.layers.0.post_attention_layernorm.weight": (hidden,),
-        "model.layers.0.self_attn.q_proj.weight": (32, hidden),
-        "model.layers.0.self_attn.k_proj.weight": (16, hidden),
-        "model.layers.0.self_attn.v_proj.weight": (16, hidden),
-        "model.layers.0.self_attn.o_proj.weight": (hidden, 32),
-        "model.layers.0.self_attn.q_norm.weight": (32,),
-        "model.layers.0.self_attn.k_norm.weight": (16,),
-        "model.layers.0.mlp.gate.weight": (n_experts, hidden),
-        "model.layers.0.mlp.experts.gate_up_proj": (n_experts, 2 * width, hidden),
-        "model.layers.0.mlp.experts.down_proj": (n_experts, hidden, width),
-    }
-    header, at = {}, 0
-    for name, shape in shapes.items():
-        n_bytes = int(np.prod(shape)) * 4
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + n_bytes]}
-        at += n_bytes
-    path.mkdir()
-    text = json.dumps(header).encode()
-    with (path / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + at)
-    changes = {"num_hidden_layers": 1, "num_experts": n_experts, "intermediate_size": width, "hidden_size": hidden}
-    (path / "config.json").write_text(json.dumps(config(**changes)))
-    return path
-
-
-def peak_rss_bytes(*args: str) -> int:
-    code = (
-        "import sys\nfrom pearl_cli.main import run\nassert run(sys.argv[1:]) == 0\n"
-        "print([line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')][0])"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True, check=True)
-    return int(done.stdout.split()[-1]) * 1024
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,8 @@ from pearl_cli.open_model import model_bytes, open_model, wants_ram
 from pearl_cli.options import RunOptions
 from pearl_cli.residency.in_place import InPlaceSlots
 from pearl_cli.sizes import Size
-from tests.convert.checkpoints import config, weights, write_folder, write_tokenizer
+from tests.convert.checkpoints import config, sparse_folder, weights, write_folder, write_tokenizer
+from tests.peak_memory import ROOT, peak_rss_bytes
 
 PROMPT = [30, 31, 5, 9, 2]
 GB = 1 << 30
@@ -147,6 +151,27 @@ def test_making_the_store_counts_where_it_takes_more_than_running(
     monkeypatch.setattr("convert.host_shards.HostShards.filling_bytes", lambda store, threads: threads * 3 * GB)
     with pytest.raises(MemoryPlanError, match="smaller --quant"):
         opened(folder, options(quant="q8_0", threads=2, ram=Size(n_bytes=5 * GB)))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_a_process_stays_under_the_ceiling_while_it_makes_and_runs_the_store(
+    tmp_path: Path,
+) -> None:
+    """300 MB of float32 experts (holes of a sparse file) become 80 MB; the ceiling is the floor that is named."""
+    path = sparse_folder(tmp_path / "hf", 24, 1024, 1024)
+    write_tokenizer(path)
+    flags = ["-m", str(path), "--quant", "q8_0", "-t", "2", "-c", "32", "-ub", "16"]
+    code = "import sys; from pearl_cli.main import run; sys.exit(run(sys.argv[1:]))"
+    refused = subprocess.run(
+        [sys.executable, "-c", code, "complete", *flags, "-p", "abc", "--ram", "50MiB"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = re.search(r"below the floor of (\d+)MiB", refused.stderr)
+    assert refused.returncode == 2
+    assert found is not None, refused.stderr
+    arguments = ["complete", *flags, "-p", "abc", "-n", "3", "--ignore-eos", "--ram", f"{found[1]}MiB"]
+    peak = peak_rss_bytes(*arguments)
+    assert 80 << 20 < peak <= int(found[1]) << 20
 
 
 def test_who_goes_to_ram(folder: Path, on_disk: Path) -> None:

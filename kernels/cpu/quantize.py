@@ -53,16 +53,15 @@ def _searching() -> dict[QuantType, Quantizer]:
 @cache
 def _rounding() -> dict[QuantType, Quantizer]:
     """Quantisers f(x) of the types whose weights are rounded where nothing weighs them."""
-    from gguf.quants import quantize
-
     from kernels.cpu.quantize_legacy import quantize_q4_0, quantize_q4_1, quantize_q5_0, quantize_q5_1
+    from kernels.cpu.quantize_mxfp4 import quantize_mxfp4
 
     return {
         QuantType.Q4_0: quantize_q4_0,
         QuantType.Q4_1: quantize_q4_1,
         QuantType.Q5_0: quantize_q5_0,
         QuantType.Q5_1: quantize_q5_1,
-        QuantType.MXFP4: partial(quantize, qtype=QuantType.MXFP4),
+        QuantType.MXFP4: quantize_mxfp4,
     }
 
 

@@ -29,7 +29,7 @@ def logits_of(
     with GGUFModel.open(path) as gguf:
         model = load_model(gguf, backend)
         experts = ResidentExperts(model, ExpertStore(gguf, model.config), backend)
-        cache = model.new_cache(64, kv, kv)
+        cache = model.new_cache(16, kv, kv)  # Phi's original context: its rotation goes by the room in the cache
         rows = [model.forward(ids[:at_once], cache, experts, "prefill", "all")]
         rows += [model.forward(ids[i : i + 1], cache, experts, "decode", "all") for i in range(at_once, ids.size)]
     return np.concatenate(rows)
@@ -43,8 +43,8 @@ BOTH_WAYS = ("olmoe", "deepseek2", "gpt-oss", "qwen3next")
 @pytest.mark.parametrize(
     "family",
     [
-        "olmoe", "deepseek2", "gpt-oss", "qwen3next", "gemma4", "glm4moe", "granitemoe", "lfm2moe", "llama", "qwen2moe",
-        "qwen35moe", "qwen3moe",
+        "olmoe", "deepseek2", "gpt-oss", "qwen3next", "gemma4", "glm4moe", "granitemoe", "lfm2moe", "llama", "phimoe",
+        "qwen2moe", "qwen35moe", "qwen3moe",
     ],
 )  # fmt: skip
 def test_tiny_models_give_the_logits_of_transformers(gpu: GpuBackend, family: str, tmp_path: Path) -> None:

@@ -216,8 +216,17 @@ class Block:
         self, backend: Backend, x: Array, kept: Any, rope: RopeTable, start: int, provider: ExpertProvider
     ) -> Array:
         """The stream [T, D] after this layer; what it leaves behind goes into `kept`."""
-        added = self.attn(backend, x, kept, rope, start)
-        x = x + (added if self.residual_scale == 1.0 else added * self.residual_scale)
-        added = self.ffn(backend, x, provider)
-        x = x + (added if self.residual_scale == 1.0 else added * self.residual_scale)
+        x = self.attend(backend, x, kept, rope, start)
+        return self.leave(x, self.ffn(backend, x, provider))
+
+    def attend(self, backend: Backend, x: Array, kept: Any, rope: RopeTable, start: int) -> Array:
+        """The stream behind the first half."""
+        return self._add(x, self.attn(backend, x, kept, rope, start))
+
+    def leave(self, x: Array, added: Array) -> Array:
+        """The stream behind the second half, which adds `added` to x."""
+        x = self._add(x, added)
         return x if self.output_scale == 1.0 else x * self.output_scale
+
+    def _add(self, x: Array, added: Array) -> Array:
+        return x + (added if self.residual_scale == 1.0 else added * self.residual_scale)

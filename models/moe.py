@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.backend import SILU, Array, Backend, ExpertBiases, GatedUnit
+from kernels.backend import SILU, Activations, Array, Backend, ExpertBiases, GatedUnit
 from models.config import ModelConfig
 from models.expert_provider import ExpertProvider, RouterWeights
 from models.shared_expert import SharedExpert
@@ -53,13 +53,22 @@ class MoE:
 
     def __call__(self, backend: Backend, x: Array, provider: ExpertProvider) -> Array:
         """What the chosen experts, and the shared one, add to the residual x [T, D]."""
-        router = self.router
-        a = router.normed(backend, x)
-        router_logits = router.logits(backend, a)  # [T, E]
-        routing = provider.select(router.layer, x, a, router_logits)
+        return self.choose(backend, x, *self.inputs(backend, x), provider)
+
+    def inputs(self, backend: Backend, x: Array) -> tuple[Activations, Array]:
+        """The normed rows and the router's logits [T, E]: all that comes before the choice."""
+        a = self.router.normed(backend, x)
+        return a, self.router.logits(backend, a)
+
+    def choose(
+        self, backend: Backend, x: Array, a: Activations, router_logits: Array, provider: ExpertProvider
+    ) -> Array:
+        """The rest: `provider` chooses and computes."""
+        layer = self.router.layer
+        routing = provider.select(layer, x, a, router_logits)
         if self.shared is None:
-            return provider.compute(router.layer, a, routing)
-        return provider.compute(router.layer, a, routing) + self.shared(backend, a)
+            return provider.compute(layer, a, routing)
+        return provider.compute(layer, a, routing) + self.shared(backend, a)
 
 
 def _biases(source: WeightSource, config: ModelConfig, blk: str) -> ExpertBiases:

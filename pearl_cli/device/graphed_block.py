@@ -72,14 +72,8 @@ class GraphedBlock:
         while covered <= start:
             covered *= 2
         x, a, router_logits, answer = self._attend(x, kept, rope, start, min(covered, kept.k.shape[1]))
-        router, scale = self.ffn.router, self._block.residual_scale
         self._backend.note_route(router_logits, answer)
-        routing = provider.select(router.layer, x, a, router_logits)
-        added = provider.compute(router.layer, a, routing)
-        if self.ffn.shared is not None:
-            added = added + self.ffn.shared(backend, a)
-        x = x + (added if scale == 1.0 else added * scale)
-        return x if self._block.output_scale == 1.0 else x * self._block.output_scale
+        return self._block.leave(x, self.ffn.choose(backend, x, a, router_logits, provider))
 
     def _attend(
         self, x: Array, kept: Any, rope: RopeTable, start: int, covered: int
@@ -109,11 +103,9 @@ class GraphedBlock:
     def _launch(
         self, x: Array, kept: Any, rope: RopeTable, start: int, covered: int
     ) -> tuple[Array, Activations, Array, Any]:
-        backend, router, scale = self._backend.covering(covered), self.ffn.router, self._block.residual_scale
-        added = self.attn(backend, x, kept, rope, start)
-        x = x + (added if scale == 1.0 else added * scale)
-        a = backend.norm(x, router.ffn_norm, router.norm_eps, readers=(router.ffn_gate_inp,))
-        router_logits = router.logits(backend, a)
+        backend, router = self._backend.covering(covered), self.ffn.router
+        x = self._block.attend(backend, x, kept, rope, start)
+        a, router_logits = self.ffn.inputs(backend, x)
         return x, a, router_logits, self._backend.route_on_device(router_logits, router.spec, router.exp_probs_b)
 
 

@@ -20,7 +20,7 @@ from kernels.gpu.emulated_calls import EmulatedCalls
 from kernels.gpu.open_gpu import OpenGpu
 from pearl_cli.device import choose_gpu
 from pearl_cli.options import RunOptions
-from tests.gpu import kernel_checks, measure
+from tests.gpu import kernel_checks, measure, residency_runs
 from tests.tiny_gguf import tiny_moe, write_gguf
 
 
@@ -32,6 +32,7 @@ def main(folder: Path) -> None:
     choose_gpu._open = lambda: OpenGpu(EmulatedCalls(1, as_array=torch.from_numpy), GpuBackend(), "emulated")
     gpu = choose_gpu._open()
     kernel_checks.SLOTS = dict(list(kernel_checks.SLOTS.items())[:2])  # two types suffice for the script's logic
+    residency_runs.SHARES = (100, 25)
     base = RunOptions(device="cuda", ctx_size=32, no_profile=True, seed=1)
     plan = measure.Plan(False, path, [path], base, n_prompt=2, n_gen=1)
     measure.run(gpu, plan, folder, 1e9, lambda text: print(text, file=sys.stderr))

@@ -36,17 +36,24 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str
 def test_all_is_well_and_every_case_ran(whole: tuple[dict[str, Any], str]) -> None:
     findings, text = whole
     assert failures(findings) == []
-    assert len(findings["runs"]) == 13
-    assert {(run["percent"], run["policy"], run["fetching"]) for run in findings["runs"]} >= {
-        (100, "lru", False), (25, "pearl", True), (50, "psr", False)
-    }  # fmt: skip
+    ran = {(run["percent"], run["policy"], run["fetching"]) for run in findings["runs"]}
+    assert ran == {(case.percent, case.policy, case.fetching) for case in cases() if case.percent != 50}
     assert all(run["median_ts"] > 0 and run["host_pinned"] == "yes" for run in findings["runs"])
     assert {check["op"].split()[0] for check in findings["kernels"]} == {
         "linear", "experts", "norm", "head_norm", "embed", "rope,", "router"
     }  # fmt: skip
-    assert findings["streaming"][0]["compared"] == 8
+    assert findings["streaming"][0]["compared"] == 4
     assert "all right" in text
-    assert text.count("| tiny |") == 13
+    assert text.count("| tiny |") == 7
+
+
+def test_which_cases_there_are() -> None:
+    made = [(case.percent, case.policy, case.fetching) for case in cases()]
+    assert len(set(made)) == len(made) == 1 + 2 * 3 * 2
+    assert {percent for percent, _, _ in made} == {100, 50, 25}
+    assert {(policy, fetching) for percent, policy, fetching in made if percent < 100} == {
+        (policy, fetching) for policy in ("lru", "pearl", "psr") for fetching in (False, True)
+    }
 
 
 def test_what_a_case_asks_for() -> None:

@@ -28,8 +28,9 @@ def rounded(x, PRECISION: tl.constexpr):
     """float32 x to the nearest TF32 number, ties away from zero; x itself for "ieee"."""
     if PRECISION == "ieee":
         return x
-    bits = x.to(tl.int32, bitcast=True) + 0x1000
-    return (bits & -8192).to(tl.float32, bitcast=True)
+    bits = x.to(tl.int32, bitcast=True)
+    near = ((bits + 0x1000) & -8192).to(tl.float32, bitcast=True)
+    return tl.where(x == x, near, x)  # the NaN of GPUs has all bits set, which the sum would turn into 0
 
 
 @triton.jit

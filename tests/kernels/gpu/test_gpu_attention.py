@@ -127,11 +127,13 @@ def test_rounding_to_tf32_is_to_the_nearest() -> None:
         tl.store(out_ptr + i, rounded(tl.load(x_ptr + i), "tf32"))
 
     step = 2.0**-10
-    x = torch.tensor([1 + 0.4 * step, 1 + 0.6 * step, -1 - 0.6 * step, 0, 1e-30, float("inf"), -3.0, 1 + 0.5 * step])
+    x = torch.tensor([1 + 0.4 * step, 1 + 0.6 * step, -1 - 0.6 * step, 0, 0, float("inf"), -3.0, 1 + 0.5 * step])
+    x[4:5].view(torch.int32).fill_(0x7FFFFFFF)  # the NaN that GPUs make
     out = torch.zeros(8)
     kernel[(1,)](x, out)
     expected = [1.0, 1 + step, -1 - step, 0.0]
     assert out[[0, 1, 2, 3]].tolist() == expected
+    assert torch.isnan(out[4])
     assert out[5] == float("inf")
     assert out[6] == -3.0
     assert out[7] == 1 + step

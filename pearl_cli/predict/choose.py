@@ -1,6 +1,7 @@
 """From `--predictor`, `--stride` and `--evict` to what forecasts in a run: one object for fetching, one for eviction.
 
-`auto` takes the forecast file that lies beside the model (NAME.forecast.gguf) and no prefetching without one.
+`auto` evicts by the forecast file that lies beside the model (NAME.forecast.gguf), where there is one, and fetches
+nothing ahead; an untrained predictor named by the flag fetches, and eviction still goes by that file.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ UNTRAINED_EVICT = "lfru"  # best causal policy of the replayed traces at most si
 
 @dataclass(frozen=True, slots=True)
 class Forecasting:
-    """What a run asked for, read from its file where there is one. name: for records; fetch: whether predictions are
-    fetched; evict: the policy, `auto` resolved.
+    """What a run asked for, read from its file where there is one. name: for records, what is fetched by; fetch: whether
+    predictions are fetched; evict: the policy, `auto` resolved; card, arrays: a trained forecast, of the predictor or
+    (with an untrained one) of eviction alone.
     """
 
     name: str
@@ -73,15 +75,17 @@ class Forecasting:
                 raise UsageError("--predictor oracle knows recorded routing only, as in pearl simulate")
             layers = [router.layer for router in routers if router is not None]
             return Oracle(future, layers, shape[1], *parse_oracle(self.name), self.stride, seed)
-        if self.card is not None and self.arrays is not None:
+        if self.name == "next-gate":
+            return NextGate(routers, backend, self.stride)
+        if self.name == "token-table":
+            return TokenTable(*shape, self.stride)
+        if self.card is not None and self.arrays is not None and self.name == self.card.kind:
             if self.card.kind == "mlp":
                 return StrideMLP(self.card, self.arrays, backend)
             if isinstance(next_use, HorizonForecaster):
                 return HorizonPrefetch(next_use, backend, self.stride, shared=True)
             return HorizonPrefetch(make_forecaster(self.card, self.arrays), backend, self.stride, shared=False)
-        if self.name == "next-gate":
-            return NextGate(routers, backend, self.stride)
-        return EmaPredictor(*shape, self.stride) if self.name == "ema" else TokenTable(*shape, self.stride)
+        return EmaPredictor(*shape, self.stride)
 
 
 def make_forecaster(card: PredictorCard, arrays: Mapping[str, np.ndarray]) -> HorizonForecaster:
@@ -115,7 +119,10 @@ def choose_forecasting(
     if predictor in UNTRAINED or predictor.startswith("oracle:"):
         if predictor.startswith("oracle:"):
             parse_oracle(predictor)
-        return Forecasting(predictor, True, UNTRAINED_EVICT if evict == "auto" else evict, stride)
+        beside = _load_beside(gguf, evict, notify)
+        if beside is None:
+            return Forecasting(predictor, True, UNTRAINED_EVICT if evict == "auto" else evict, stride)
+        return Forecasting(predictor, True, "pearl", stride, *beside)
     path = Path(predictor)
     if not path.is_file():
         names = ", ".join(("auto", "none", *UNTRAINED, "oracle:RECALL[:PRECISION]"))
@@ -129,18 +136,28 @@ def choose_forecasting(
 def _automatic(
     gguf: GGUFModel, stride: int, evict: str, notify: Callable[[str], None] | None
 ) -> Forecasting:
-    path = forecast_beside(gguf.paths[0]) if evict in ("auto", "pearl") else None
-    if path is not None:
-        card, arrays = load_predictor(path)
-        try:
-            _check_model(path, card, gguf)
-        except FileError as error:
-            if notify is not None:
-                notify(f"{error}; running without it")
-        else:
-            return Forecasting(card.kind, False, "pearl", stride, card, arrays)
+    beside = _load_beside(gguf, evict, notify)
+    if beside is not None:
+        return Forecasting(beside[0].kind, False, "pearl", stride, *beside)
     name = "ema" if evict == "pearl" else "none"
     return Forecasting(name, False, UNTRAINED_EVICT if evict == "auto" else evict, stride)
+
+
+def _load_beside(
+    gguf: GGUFModel, evict: str, notify: Callable[[str], None] | None
+) -> tuple[PredictorCard, Mapping[str, np.ndarray]] | None:
+    """The forecast that lies beside the model, where eviction may go by one; None for one of another model, said."""
+    path = forecast_beside(gguf.paths[0]) if evict in ("auto", "pearl") else None
+    if path is None:
+        return None
+    card, arrays = load_predictor(path)
+    try:
+        _check_model(path, card, gguf)
+    except FileError as error:
+        if notify is not None:
+            notify(f"{error}; running without it")
+        return None
+    return card, arrays
 
 
 def _check_model(path: Path, card: PredictorCard, gguf: GGUFModel) -> None:

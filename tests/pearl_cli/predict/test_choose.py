@@ -58,6 +58,22 @@ def test_the_forecast_beside_the_model_is_taken(model: GGUFModel, tmp_path: Path
     assert choose_forecasting(model, "none", 1, "auto").evict == "lfru"
 
 
+@pytest.mark.parametrize("predictor", ["next-gate", "token-table", "ema"])
+def test_an_untrained_predictor_fetches_and_the_forecast_beside_evicts(
+    model: GGUFModel, model_path: Path, tmp_path: Path, predictor: str
+) -> None:
+    save_for(model, tmp_path / "tiny.forecast.gguf")
+    chosen = choose_forecasting(model, predictor, 1, "auto")
+    assert (chosen.name, chosen.fetch, chosen.evict) == (predictor, True, "pearl")
+    assert choose_forecasting(model, predictor, 1, "lru").card is None
+    options = RunOptions(threads=1, ctx_size=32, budget=Size(percent=50), predictor=predictor)
+    with open_engine(model_path, options) as opened:
+        prefetcher, next_use = opened.controller._prefetcher, opened.controller._next_use
+    assert prefetcher is not None
+    assert next_use is not None
+    assert (prefetcher._predictor.name, next_use.name) == (predictor, "horizon-mlp")
+
+
 def test_its_name_leaves_out_the_shard_number(tmp_path: Path) -> None:
     (tmp_path / "m-q4.forecast.gguf").touch()
     assert forecast_beside(tmp_path / "m-q4-00002-of-00003.gguf") == tmp_path / "m-q4.forecast.gguf"

@@ -37,8 +37,8 @@ UNTRAINED_EVICT = "lfru"  # best causal policy of the replayed traces at most si
 
 @dataclass(frozen=True, slots=True)
 class Forecasting:
-    """What a run asked for, read from its file where there is one. name: for records, what is fetched by; fetch: whether
-    predictions are fetched; evict: the policy, `auto` resolved; card, arrays: a trained forecast, of the predictor or
+    """What a run asked for, read from its file where there is one. name: what is fetched by, for records; fetch: if
+    anything is; evict: the policy, `auto` resolved; card, arrays: a trained forecast, of the predictor or
     (with an untrained one) of eviction alone.
     """
 

@@ -47,6 +47,7 @@ def read_rope_scaling(
         )
     latent = architecture == "deepseek2" and kind == "yarn"
     known = _KEYS | _OWN_KEYS[kind] | ({"mscale", "mscale_all_dim"} if latent else set())
+    known |= {"mrope_section", "mrope_interleaved"} if architecture == "qwen35moe" else set()
     others = sorted(set(rope.values) - known)
     if others:
         raise UnsupportedError(f"{config.path}: rope parameter {others[0]} is not supported with {kind} scaling")

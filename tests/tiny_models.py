@@ -216,8 +216,8 @@ def prompt(n_tokens: int, seed: int = 1) -> np.ndarray:
 def write_gguf(
     model: Any, path: Path, family: str, metadata: dict[str, Any] | None = None, expanded: bool = False
 ) -> Path:
-    """The model as one stock GGUF file in F32. `metadata` adds or replaces u32, f32, bool, str and array keys; None takes one
-    away.
+    """The model as one stock GGUF file in F32. `metadata` adds or replaces u32, f32, bool, str and array keys; None
+    takes one away.
 
     `expanded`: the older layout, with attn_kv_b whole (latent attention), or ssm_in (`qwen3next`).
     """

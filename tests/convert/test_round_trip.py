@@ -85,6 +85,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3next": ("qwen3next", {}),
     "qwen3next_one_key_head": ("qwen3next", {"linear_num_key_heads": 1, "linear_num_value_heads": 3}),
     "qwen35moe": ("qwen35moe", {"tie_word_embeddings": True}),
+    "qwen35moe_yarn": (
+        "qwen35moe",
+        {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5, "mrope_section": [2, 2, 2]}},
+    ),
+    "qwen3next_yarn": ("qwen3next", {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}}),
     "qwen35moe_equal_heads": ("qwen35moe", {"linear_num_key_heads": 4, "linear_value_head_dim": 24}),
     "granitemoe": ("granitemoe", {}),
     "granitemoe_shared": ("granitemoe_shared", {"tie_word_embeddings": True}),

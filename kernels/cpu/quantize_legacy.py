@@ -1,4 +1,5 @@
-"""Round-to-nearest quantisers of the 4- and 5-bit types of 32 weights, bit for bit ggml's reference (no contraction, no reassociation).
+"""Round-to-nearest quantisers of the 4- and 5-bit types of 32 weights, bit for bit ggml's reference (no contraction, no
+reassociation).
 
 Codes of a block's first 16 weights go into low nibbles, of the last 16 into high ones; the fifth bits of Q5 are one
 32-bit word.

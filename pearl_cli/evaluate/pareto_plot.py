@@ -27,6 +27,7 @@ class _Point:
     low: float
     high: float
     kind: str
+    size: str
     label: str
 
 
@@ -42,6 +43,7 @@ def pareto_svg(results: Sequence[Result]) -> str:
     margin = 0.08 * (y_high - y_low) or 0.001
     y_range = (y_low - margin, y_high + margin)
     kinds = list(dict.fromkeys(point.kind for point in panels[0]))
+    sizes = list(dict.fromkeys(point.size for point in panels[0]))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" font-family="sans-serif" '
         'font-size="12">',
@@ -51,12 +53,13 @@ def pareto_svg(results: Sequence[Result]) -> str:
     ]
     for number, points in enumerate(panels):
         left = _LEFT + number * (_PANEL + _GAP)
-        parts += _panel(points, _PANELS[number][1], left, y_range, kinds, with_labels=number == 0)
-    for number, kind in enumerate(kinds):
-        x, y = _LEFT + 230 * (number % 4), _HEIGHT - 30 + 18 * (number // 4)
-        colour = _COLOURS[number % len(_COLOURS)]
-        parts.append(f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 9}" y="{y}">{escape(kind)}</text>')
+        parts += _panel(points, _PANELS[number][1], left, y_range, (kinds, sizes), with_labels=number == 0)
+    legend = [(kind, 0, _COLOURS[i % len(_COLOURS)]) for i, kind in enumerate(kinds)]
+    legend += [(size, i, "#fff") for i, size in enumerate(sizes)]
+    for number, (text, shape, colour) in enumerate(legend):
+        x, y = _LEFT + 150 * (number % 6), _HEIGHT - 36 + 18 * (number // 6)
+        parts.append(_mark(x, y - 4, shape, colour))
+        parts.append(f'<text x="{x + 9}" y="{y}">{escape(text)}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -79,15 +82,21 @@ def _point(result: Result, name: str) -> _Point:
     if math.isnan(low):
         low = high = y
     settings = result.settings
-    size = "" if settings.residency is None else f", {100 * settings.residency:g} % of experts"
+    size = "what the slots hold" if settings.residency is None else f"{100 * settings.residency:g} % of experts"
     counted = f"{name.replace('_', ' ')} {shares[name].value:.3f}"
     label = f"{settings.label()}, evict {result.evict}: {counted}, price {100 * y:+.2f} %"
-    return _Point(shares[name].value, y, low, high, f"{settings.name}, {result.evict or 'no cache'}{size}", label)
+    return _Point(shares[name].value, y, low, high, f"{settings.name}, {result.evict or 'no cache'}", size, label)
 
 
 def _panel(
-    points: Sequence[_Point], title: str, left: float, y_range: tuple[float, float], kinds: list[str], with_labels: bool
+    points: Sequence[_Point],
+    title: str,
+    left: float,
+    y_range: tuple[float, float],
+    legend: tuple[list[str], list[str]],
+    with_labels: bool,
 ) -> list[str]:
+    kinds, sizes = legend
     x_high = 1.08 * max(point.x for point in points) or 1.0
     low, high = y_range
 
@@ -115,10 +124,20 @@ def _panel(
     for point in points:
         x, colour = x_at(point.x), _COLOURS[kinds.index(point.kind) % len(_COLOURS)]
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y_at(point.low):.1f}" y2="{y_at(point.high):.1f}" '
-                     f'stroke="{colour}" stroke-opacity=".4"/>'
-                     f'<circle cx="{x:.1f}" cy="{y_at(point.y):.1f}" r="4" fill="{colour}">'
-                     f"<title>{escape(point.label)}</title></circle>")  # fmt: skip
+                     f'stroke="{colour}" stroke-opacity=".4"/>')  # fmt: skip
+        parts.append(_mark(x, y_at(point.y), sizes.index(point.size), colour, point.label))
     return parts
+
+
+def _mark(x: float, y: float, shape: int, colour: str, label: str = "") -> str:
+    """A circle, square or triangle, with a text that shows when it is pointed at."""
+    corners = ((), ((-4, -4), (4, -4), (4, 4), (-4, 4)), ((0, -5), (5, 4), (-5, 4)))[shape % 3]
+    title = f"<title>{escape(label)}</title>" if label else ""
+    style = f'fill="{colour}" stroke="#444" stroke-width=".6"'
+    if not corners:
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {style}>{title}</circle>'
+    path = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
+    return f'<polygon points="{path}" {style}>{title}</polygon>'
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -30,7 +30,11 @@ from pearl_cli.sizes import Size, SizeParam
 @click.option("--layers", type=click.IntRange(min=1), help="Fewer or more layers than the real model has.")
 @click.option("-s", "--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
-    "--shard-size", type=SizeParam(above_zero=True), default="4GiB", show_default=True, help="Largest size of an expert shard."
+    "--shard-size",
+    type=SizeParam(above_zero=True),
+    default="4GiB",
+    show_default=True,
+    help="Largest size of an expert shard.",
 )
 def command(
     shape: str, out_dir: Path, quant: str, layout: str, layers: int | None, seed: int, shard_size: Size

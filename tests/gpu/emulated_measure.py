@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
     kernel_checks.SLOTS = dict(list(kernel_checks.SLOTS.items())[:2])  # two types suffice for the script's logic
     residency_runs.SHARES = (100, 25)
     base = RunOptions(device="cuda", ctx_size=32, no_profile=True, seed=1)
-    plan = measure.Plan(False, path, [path], base, n_prompt=2, n_gen=1)
+    plan = measure.Plan(False, 0, path, [path], base, n_prompt=2, n_gen=1)
     measure.run(gpu, plan, folder, 1e9, lambda text: print(text, file=sys.stderr))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -37,21 +39,40 @@ class Check:
         return self.error <= self.limit
 
 
-def all_checks(gpu: Any, large: bool) -> Iterator[Check]:
-    """large: shapes of real models; else small ones, for Triton's interpreter."""
+def checks_of_type(gpu: Any, quant_type: QuantType, large: bool) -> Iterator[Check]:
+    """What reads weights. large: shapes of real models; else small ones, for Triton's interpreter."""
     hidden, width, n_rows = (2048, 768, 1000) if large else (256, 256, 40)
-    tokens = (1, 5, 64) if large else (1, 40)
-    for quant_type in SLOTS:
-        for n_tokens in tokens:
-            yield _linear(gpu, quant_type, n_tokens, n_rows, hidden)
-            yield _experts(gpu, quant_type, n_tokens, hidden, width)
-    for n_tokens in tokens:
-        yield from _rows(gpu, n_tokens, hidden)
+    for n_tokens in (1, 5, 64) if large else (1, 40):
+        yield _linear(gpu, quant_type, n_tokens, n_rows, hidden)
+        yield _experts(gpu, quant_type, n_tokens, hidden, width)
+
+
+def other_checks(gpu: Any, large: bool) -> Iterator[Check]:
+    for n_tokens in (1, 5, 64) if large else (1, 40):
+        yield from _rows(gpu, n_tokens, 2048 if large else 256)
     for kind, limit in (("f32", FLOAT32), ("f16", HALF), ("q8_0", Q8_CACHE)):
         yield from _attention(gpu, kind, limit, 200 if large else 20)
     for gating in ("softmax", "sigmoid", "softmax_topk"):
         yield _router(gpu, RouterSpec(64, 6, gating, norm_topk_prob=gating == "softmax"), False)
     yield _router(gpu, RouterSpec(64, 6, "sigmoid", True, 2.5, 8, 3), True)
+
+
+def all_checks(gpu: Any, large: bool, workers: int) -> list[Check]:
+    """Types in `workers` processes at once, each with a backend of its own: compiling takes longer than all else, and
+    their kernels are in Triton's cache afterwards. 0: here, one after another.
+    """
+    if not workers:
+        return [*(check for kind in SLOTS for check in checks_of_type(gpu, kind, large)), *other_checks(gpu, large)]
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        of_types = [pool.submit(_in_a_process, kind, large) for kind in SLOTS]
+        others = list(other_checks(gpu, large))
+        return [*(check for future in of_types for check in future.result()), *others]
+
+
+def _in_a_process(quant_type: QuantType, large: bool) -> list[Check]:
+    from kernels.gpu.open_gpu import open_gpu
+
+    return list(checks_of_type(open_gpu().backend, quant_type, large))
 
 
 def _check(op: str, n_tokens: int, got: np.ndarray, want: np.ndarray, limit: float) -> Check:

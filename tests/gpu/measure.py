@@ -10,11 +10,12 @@ Ends with exit code 1 when something is wrong.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,12 @@ RESERVED_S = 20  # for the profile and the report
 
 @dataclass(frozen=True)
 class Plan:
-    """large: shapes of real models in the kernel checks; small: a model whose streaming is compared bit for bit;
-    models: what is timed.
+    """large: shapes of real models in the kernel checks; workers: processes that compile for them; small: a model whose
+    streaming is compared bit for bit; models: what is timed.
     """
 
     large: bool
+    workers: int
     small: Path
     models: list[Path]
     base: RunOptions
@@ -56,7 +58,7 @@ def run(gpu: OpenGpu, plan: Plan, folder: Path, seconds: float, say: Callable[[s
     """All of it; writes the report and returns the findings."""
     started = time.perf_counter()
     say(f"{gpu.name}: kernels")
-    kernels = [as_record(check) for check in all_checks(gpu.backend, plan.large)]
+    kernels = [as_record(check) for check in all_checks(gpu.backend, plan.large, plan.workers)]
     say("streamed against resident")
     streaming = [streaming_equals_resident(plan.small, plan.base, min(plan.n_prompt, 20), min(plan.n_gen, 8))]
     runs = []
@@ -103,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
             say(f"making {name}")
             kept = sorted((folder / name).glob("*.gguf"))
             models.append(kept[0] if kept else synthesize(name, folder / name, quant, num_layers=layers))
-        plan = Plan(True, small, models, replace(base), 512, 64)
+        plan = Plan(True, min(10, os.cpu_count() or 1), small, models, base, 512, 64)
         left = options.seconds - (time.perf_counter() - started)
         faults = failures(run(gpu, plan, options.out, left, say))
     for fault in faults:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kernels.backend import RouterSpec
+from kernels.quant_types import QuantType
 from kernels.reference.backend import ReferenceBackend
 from pearl_cli.options import RunOptions
 from pearl_cli.sizes import Size
@@ -89,6 +90,14 @@ def test_kernels_are_compared_with_the_reference() -> None:
     assert checks["embed"].ok
     reference.route = lambda logits, spec, bias: ReferenceBackend().route(-logits, spec, bias)
     assert not kernel_checks._router(reference, spec, False).ok
+
+
+def test_types_are_checked_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a spawned process nothing comes here but its checks; what goes wrong there is raised here."""
+    monkeypatch.setattr(kernel_checks, "other_checks", lambda gpu, large: iter([Check("norm", 1, 0.0, 1.0)]))
+    monkeypatch.setattr(kernel_checks, "SLOTS", {QuantType.F32: 1})
+    with pytest.raises(RuntimeError, match="torch sees no"):
+        kernel_checks.all_checks(None, False, 1)
 
 
 def test_when_the_time_is_up_cases_are_left_out_and_listed() -> None:

@@ -1,4 +1,4 @@
-"""Triton kernels; nothing here is imported by the CPU path."""
+"""Triton kernels and the streams that feed them; of these the CPU path imports only files without torch and triton."""
 
 from __future__ import annotations
 

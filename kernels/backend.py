@@ -215,7 +215,7 @@ class Backend(Protocol):
         ...
 
     def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Activations:
-        """Each row less its mean, RMS-normed as `norm` does, plus `bias`: (x - mean) / sqrt(var + eps) * weight + bias."""
+        """Each row less its mean, normed as `norm` does, plus `bias`: (x - mean) / sqrt(var + eps) * weight + bias."""
         ...
 
     def head_norm(self, x: Array, weight: Array, eps: float) -> Array:

@@ -33,8 +33,8 @@ def show(text: str | bytes, limit: int = 80) -> str:
 
 
 class Cursor:
-    """Position in the head of a file that `read` reads. `item` is what is being read, for messages; `n_reads`, `n_fetched` count
-    the I/O.
+    """Position in the head of a file that `read` reads. `item` is what is being read, for messages; `n_reads` and
+    `n_fetched` count the I/O.
     """
 
     def __init__(self, read: Read, file_bytes: int, where: str) -> None:

@@ -18,7 +18,8 @@ SLOT_ALIGNMENT = 64
 
 WINDOW_STEP = 256
 """Positions of a window layer's ring beside its window: tokens of a prompt that are computed at once, and how far the
-layer can be rolled back without a copy. 256 rows fill the kernels; at gpt-oss's window of 128 the ring is 384 positions of 131,072."""
+layer can be rolled back without a copy. 256 rows fill the kernels; at gpt-oss's window of 128 the ring is 384
+positions of 131,072."""
 
 
 @dataclass(frozen=True, slots=True)

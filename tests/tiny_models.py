@@ -185,7 +185,8 @@ def buffers(model: Any) -> Iterator[tuple[str, Any]]:
     """What transformers keeps outside the parameters: the router's biases that enter only the choice, and Gemma's
     factors on the layers.
     """
-    return ((name, b) for name, b in model.named_buffers() if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")))
+    stored = ("e_score_correction_bias", "expert_bias", "layer_scalar")
+    return ((name, values) for name, values in model.named_buffers() if name.endswith(stored))
 
 
 def save_hf(model: Any, folder: Path) -> Path:

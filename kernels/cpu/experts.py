@@ -1,5 +1,5 @@
-"""The expert layers of a call: gate, up and their joining in one parallel region over all listed groups, down in another, then
-the weighted sum.
+"""The expert layers of a call: gate, up and their joining in one parallel region over all listed groups, down in
+another, then the weighted sum.
 
 Weights are read where the slot table says they lie now, as GGUF blocks, and types may differ from expert to expert. A
 pair's result depends on its own expert and token alone, so computing a layer's groups at once, or one by one as their
@@ -127,7 +127,8 @@ class Experts:
             self._up = np.empty(h.shape, np.float32)
         if _many(groups):
             x_records = (x.ctypes.data, 4 * x.shape[1], *records)
-            gate_up_many(table, groups, which, x_records, h, self._up, plan.unit, plan.biases[:2], self.tiles, num_threads())
+            call = (table, groups, which, x_records, h, self._up, plan.unit, plan.biases[:2])
+            gate_up_many(*call, self.tiles, num_threads())
         else:
             matrices, types = (table.gate, table.up), (table.gate_types, table.up_types)
             ids = (groups.expert_ids, groups.offsets, groups.token_ids)

@@ -298,3 +298,26 @@ def test_a_chunk_in_flight_when_its_demand_comes_counts_once(tmp_path: Path) -> 
     assert early == load.early_bytes == EXPERT_BYTES // 3
     assert queue.stats.prefetch_bytes == early
     assert queue.stats.demand_bytes == EXPERT_BYTES - early
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_the_verdict_under_random_delays_is_on_precision(tmp_path: Path, is_right: bool) -> None:
+    """Whatever the reads take: fetching that is never right ends, fetching that always is goes on."""
+    plan = random_plan(130, 3, seed=11)
+
+    def guess(token: int, layer: int) -> list[int]:
+        if is_right:
+            return list(map(int, plan[token, layer]))
+        return [expert for expert in range(8) if expert not in plan[token, layer]][:3]
+
+    FakeStore(tmp_path / "experts", num_layers=3, layout="shards")
+    read = Patient(tmp_path / "experts")
+    read._read = DelayedReads(read_file(tmp_path / "experts"), seed=12, longest_s=0.0005)
+    with scripted_run(tmp_path, guess, plan, read, io_threads=2) as (controller, _, run):
+        read.controller = controller
+        run()
+        assert controller._prefetcher is not None
+        governor = controller._prefetcher.governor
+        totals = controller.totals
+    assert governor.enabled == is_right
+    assert (totals.useful_prefetch_bytes > totals.wasted_prefetch_bytes) == is_right

@@ -50,6 +50,8 @@ def tile_dots(
         lanes = load_lanes(row[:, None], i[None, :], row_mask[:, None] & lane_mask[None, :], TYPE)
         for slot in tl.static_range(SLOTS):
             x = tl.load(x_row + (slot * n_lanes + i)[:, None], mask=lane_mask[:, None] & token_mask[None, :], other=0.0)
+            if SLOTS == 1:  # others were rounded when they were put in order
+                x = rounded(x, PRECISION)
             w = rounded(lane_weight(lanes, slot, TYPE), PRECISION)
-            acc = tl.dot(w, rounded(x, PRECISION), acc, input_precision=PRECISION)
+            acc = tl.dot(w, x, acc, input_precision=PRECISION)
     return acc

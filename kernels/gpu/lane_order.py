@@ -2,7 +2,7 @@
 
 Row t of the result is slot 0 of every lane, then slot 1 of every lane, and so on: element slot * n_lanes + i is
 x[t, column(i, slot)]. A tile of it is then contiguous, whatever the block layout, and the order of a dot's terms is
-free. Types whose lanes have one slot need no copy.
+free. Numbers are rounded on the way. Types whose lanes have one slot need no copy.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import triton.language as tl
 
 from kernels.backend import Activations
 from kernels.gpu.blocks import column
+from kernels.gpu.precision import rounded, weight_precision
 from kernels.gpu.tiling import SLOTS, Device, lanes_of
 from kernels.quant_types import QuantType
 
@@ -25,19 +26,22 @@ LAYOUT_OF = {
 
 @triton.jit
 def _lane_order_kernel(
-    x_ptr, out_ptr, n_lanes, n_cols, stride_x, TYPE: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr
-):
+    x_ptr, out_ptr, n_lanes, n_cols, stride_x,
+    TYPE: tl.constexpr, SLOTS: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Program (t, b): lanes b * BLOCK.. of row t."""
     t = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = i < n_lanes
     for slot in tl.static_range(SLOTS):
         x = tl.load(x_ptr + t * stride_x + column(i, slot, TYPE), mask=mask)
-        tl.store(out_ptr + t * n_cols + slot * n_lanes + i, x, mask=mask)
+        tl.store(out_ptr + t * n_cols + slot * n_lanes + i, rounded(x, PRECISION), mask=mask)
 
 
 def lane_order(x: torch.Tensor, quant_type: QuantType, device: Device) -> torch.Tensor:
-    """x float32 [T, n_cols] in the order of `quant_type`: fresh, or x itself where the order is the same."""
+    """x float32 [T, n_cols] in the order of `quant_type` and rounded for its tensor cores: fresh, or x itself where a
+    lane holds one weight.
+    """
     if SLOTS[quant_type] == 1:
         return x
     n_lanes = lanes_of(quant_type, x.shape[1])
@@ -45,7 +49,8 @@ def lane_order(x: torch.Tensor, quant_type: QuantType, device: Device) -> torch.
     block = 1024 if device.interpreted else 256
     _lane_order_kernel[(x.shape[0], triton.cdiv(n_lanes, block))](
         x, out, n_lanes, x.shape[1], x.stride(0),
-        TYPE=int(quant_type), SLOTS=SLOTS[quant_type], BLOCK=block, num_warps=4,
+        TYPE=int(quant_type), SLOTS=SLOTS[quant_type], PRECISION=weight_precision(quant_type, device), BLOCK=block,
+        num_warps=4,
     )  # fmt: skip
     return out
 

@@ -127,8 +127,8 @@ class Experts:
             self._up = np.empty(h.shape, np.float32)
         if _many(groups):
             x_records = (x.ctypes.data, 4 * x.shape[1], *records)
-            call = (table, groups, which, x_records, h, self._up, plan.unit, plan.biases[:2])
-            gate_up_many(*call, self.tiles, num_threads())
+            unit = (plan.unit, plan.biases[:2])
+            gate_up_many(table, groups, which, x_records, h, self._up, *unit, self.tiles, num_threads())
         else:
             matrices, types = (table.gate, table.up), (table.gate_types, table.up_types)
             ids = (groups.expert_ids, groups.offsets, groups.token_ids)

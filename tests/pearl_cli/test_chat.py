@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from models.errors import ReadFailure
 from pearl_cli.__main__ import main
 from pearl_cli.conversation import Conversation
+from pearl_cli.residency.disk_reader import DiskReader
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -130,6 +132,24 @@ class Pty:
             except OSError:
                 break
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_a_read_that_fails_ends_the_reply_and_not_the_session(pearl, tiny_path, monkeypatch):
+    """The next turn reads again, and says what it says in a session whose reads never failed."""
+    flags = ["-m", tiny_path, "-n", "6", "--temp", "0", "--budget", "30%", "--no-profile"]
+    whole = pearl(*flags, stdin="/clear\ntwo\n")
+    plain, reads = DiskReader.read, []
+
+    def read(reader, file_index, offset, out, needed_bytes):
+        reads.append(offset)
+        if len(reads) == 40:
+            raise ReadFailure(f"experts: reading at byte {offset} failed: Input/output error")
+        plain(reader, file_index, offset, out, needed_bytes)
+
+    monkeypatch.setattr(DiskReader, "read", read)
+    done = pearl(*flags, stdin="one\n/clear\ntwo\n")
+    assert (done.returncode, done.stderr.count("Input/output error")) == (0, 1)
+    assert done.stdout.endswith(whole.stdout)
 
 
 @pytest.fixture

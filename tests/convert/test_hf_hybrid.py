@@ -14,10 +14,12 @@ from convert.ordered_rows import Computed, OrderedColumns, OrderedRows
 from convert.pipeline import ConvertOptions, convert
 from convert.rows import FileRows, OpenFile
 from kernels.quant_types import QuantType
+from kernels.reference.norm import norm_ref
 from models.config_recurrent import DeltaNetConfig
 from models.errors import CheckpointError, UnsupportedError
 from models.gguf import GGUFModel
 from tests.convert.checkpoints import write_safetensors
+from tests.tolerances import PAPER_DECIMALS
 
 F32 = ConvertOptions(quant="f32", with_vocab=False)
 HIDDEN, WIDTH, VOCAB, LAYERS, EXPERTS = 32, 32, 40, 2, 2
@@ -233,3 +235,13 @@ def test_equal_heads_stay_in_their_order(tmp_path: Path) -> None:
     net = DeltaNetConfig((True,), 2, num_key_heads=4, num_heads=4, key_dim=2, value_dim=1)
     rows = stored_rows(tmp_path / "rows", np.arange(8, dtype=np.float32)[:, None])
     assert delta_net_view("blk.0.attn_gate.weight", rows, net, tiled=True, shifted=True) is rows
+
+
+@pytest.mark.parametrize(("shifted", "expected"), [(True, [0.848528, 1.131371]), (False, [0.0, 0.0])])
+def test_a_norm_of_zeros_is_the_plain_one_where_it_is_shifted(
+    shifted: bool, expected: list[float], tmp_path: Path
+) -> None:
+    rows = stored_rows(tmp_path / "rows", np.zeros((1, 2), np.float32))
+    weight = delta_net_view("output_norm.weight", rows, NET, tiled=True, shifted=shifted).floats(0, 1)[0]
+    out = norm_ref(np.array([[3.0, 4.0]]), weight, 0.0)[0]
+    assert out == pytest.approx(expected, abs=PAPER_DECIMALS)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import tolerances
+from gguf import GGMLQuantizationType, quants
 from quant_blocks import as_read, random_rows
 
 from kernels.backend import ExpertBiases, ExpertGroups, ExpertTable, GatedUnit
@@ -254,3 +255,29 @@ def test_shapes_that_do_not_fit_are_named(backend: CpuBackend) -> None:
         backend.expert_gate_up(backend.activations(tokens(1)), layer.table, groups, everything(groups), d)
     with pytest.raises(ValueError, match="experts of 512 x 256"):
         backend.expert_down(h, layer.table, groups, everything(groups), h)
+
+
+@pytest.mark.parametrize("quant_type", [QuantType.F32, QuantType.F16, QuantType.Q4_0, QuantType.Q5_0])
+@pytest.mark.parametrize("n_tokens", [1, 2, 40])
+def test_products_and_sums_beyond_half_floats_survive(
+    backend: CpuBackend, quant_type: QuantType, n_tokens: int
+) -> None:
+    """gate * up = 300 * 300 = 9e4 and weights of 1 in the down-projection: 9e4 an expert, 1.8e5 of two."""
+    layer = Layer(dict.fromkeys(ONE_TYPE, (quant_type,)))
+    one = np.zeros((1, WIDTH), np.float32)
+    one[0, 0] = 1.0
+    for part, (n_rows, n_cols) in {"gate": (WIDTH, HIDDEN), "up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}.items():
+        matrix = np.zeros((n_rows, n_cols), np.float32)
+        matrix[:, :WIDTH] = one
+        blocks = np.ascontiguousarray(quants.quantize(matrix, GGMLQuantizationType(int(quant_type)))).view(np.uint8)
+        layer.blocks.append(blocks)
+        getattr(layer.table, part)[:] = blocks.ctypes.data
+    x = np.zeros((n_tokens, HIDDEN), np.float32)
+    x[:, 0] = 300.0
+    topk_ids = np.tile(np.array([4, 1], np.int32), (n_tokens, 1))
+    groups = group_by_expert(topk_ids)
+    h, d = run(backend, layer.table, x, groups, [everything(groups)])
+    np.testing.assert_allclose(h, 9e4, rtol=tolerances.FLOAT32_RELATIVE)
+    np.testing.assert_allclose(d, 9e4, rtol=tolerances.FLOAT32_RELATIVE)
+    total = backend.expert_combine(d, groups, np.ones((n_tokens, 2), np.float32))
+    np.testing.assert_allclose(total, 1.8e5, rtol=tolerances.FLOAT32_RELATIVE)

@@ -1,10 +1,13 @@
 """The typed config: what each architecture's metadata means, what may be left out, and what is refused by name."""
 
+from collections.abc import Iterator
+
 import pytest
+from gguf.constants import Keys
 
 from kernels.backend import RouterSpec
 from models.config import ModelConfig, RopeConfig
-from models.config_table import ARCHITECTURES
+from models.config_table import ARCHITECTURES, INERT
 from models.errors import GGUFError, UnsupportedArchitecture, UnsupportedError
 from models.gguf import GGUFModel
 from models.registry import ARCHITECTURES as BUILDERS
@@ -28,6 +31,22 @@ def config_of(tmp_path):
 
 def test_every_architecture_with_a_table_has_a_builder_and_the_other_way_round():
     assert set(ARCHITECTURES) == set(BUILDERS)
+
+
+def keys_of(names: type) -> Iterator[str]:
+    """The keys that gguf-py spells in `names` and the classes in it."""
+    for name, value in vars(names).items():
+        if isinstance(value, str) and not name.startswith("_"):
+            yield value
+        elif isinstance(value, type):
+            yield from keys_of(value)
+
+
+def test_keys_are_gguf_pys():
+    tables = [{key.name for key in table.fields.values()} | set(table.neutral) for table in ARCHITECTURES.values()]
+    unknown = {f"{{arch}}.{name}" for name in INERT.union(*tables)} - set(keys_of(Keys))
+    # One that old files have, and one that llama.cpp has before gguf-py is released with it.
+    assert unknown <= {"{arch}.rope.scale_linear", "{arch}.attention.recurrent_layers"}
 
 
 def test_fields_of_a_qwen3moe_file(config_of):

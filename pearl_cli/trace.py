@@ -56,6 +56,11 @@ class RouteTrace:
     def total_expert_bytes(self) -> int:
         return int(self.expert_bytes.sum()) * self.num_experts
 
+    @property
+    def token_cycle_bytes(self) -> int:
+        """Expert bytes that one token uses over all layers."""
+        return int(self.expert_bytes.sum()) * self.num_experts_per_tok
+
     def use_counts(self) -> np.ndarray:
         """int64 [L, E]: how often each expert was chosen."""
         counts = np.zeros((self.num_layers, self.num_experts), np.int64)

@@ -71,6 +71,7 @@ def command(
     from pearl_cli.simulate.cost_model import Machine
     from pearl_cli.simulate.run import Setting
     from pearl_cli.simulate.run import ablate as run_ablations
+    from pearl_cli.terminal import Terminal
 
     recorded = load_recorded(trace, hidden) if hidden is not None else None
     routes = recorded.trace if recorded is not None else read_trace(trace)
@@ -84,6 +85,8 @@ def command(
         raise UsageError(f"--usage {usage}: the trace is of another shape than {trace}; give one of the same model")
     setting = Setting(machine, scope, rules, predictor, stride, usage=used, split=split)
     budget_bytes = budget.of(routes.total_expert_bytes)
+    if scope == "global" and not plot and budget_bytes < routes.token_cycle_bytes:
+        Terminal().warn(_below_a_cycle(budget_bytes, routes.token_cycle_bytes))
     names = [evict] if evict else [name for name in POLICIES if rules == "engine" or name not in _ENGINE_ONLY]
     if plot:
         click.echo(_plot(routes, names, setting, recorded))
@@ -100,6 +103,14 @@ def command(
     shape = f"{routes.num_layers} layers, {routes.num_experts_per_tok} of {routes.num_experts} experts a token"
     click.echo(f"{routes.model or trace.name}: {shape}; budget {100 * budget_bytes / routes.total_expert_bytes:.0f} %")
     click.echo(_table(records))
+
+
+def _below_a_cycle(budget_bytes: int, cycle_bytes: int) -> str:
+    return (
+        f"one pool of {budget_bytes / 2**20:.0f} MiB is smaller than the {cycle_bytes / 2**20:.0f} MiB that one token "
+        "uses over all layers: by recency each expert leaves just before its layer comes again, so nothing is found; "
+        "use --scope layer, or a larger --budget"
+    )
 
 
 def _table(records: list[dict[str, Any]]) -> str:

@@ -20,7 +20,8 @@ from models.errors import UsageError
 @click.option("--predictor", type=click.Choice(["horizon-mlp", "trajectory", "mlp"]), default="horizon-mlp",
               show_default=True, help="What to train.")  # fmt: skip
 @click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The predictor file to write.")
-@click.option("--width", type=click.IntRange(min=8), help="Hidden units.  [default: 128; trajectory 64]")
+@click.option("--width", type=click.IntRange(min=8),
+              help="Hidden units.  [default: 128; trajectory 64; mlp half the model's width]")  # fmt: skip
 @click.option("--horizon", type=click.IntRange(1, 16), default=4, show_default=True, help="Events ahead.")
 @click.option("--stride", type=click.IntRange(1, 8), default=2, show_default=True, help="Layers ahead, for mlp.")
 @click.option("--epochs", type=click.IntRange(min=1), default=8, show_default=True, help="Passes over the trace.")
@@ -53,7 +54,7 @@ def command(
     recorded = load_recorded(trace, hidden)
     learned_from, held_out = split_by_turn(recorded)
     is_stride = predictor == "mlp"
-    width = width or (64 if predictor == "trajectory" else 128)
+    width = width or default_width(predictor, recorded.hidden.shape[2])
     options = TrainOptions(predictor, width, 1 if is_stride else horizon, stride, epochs, seed)
     tensors = train(learned_from, options, Progress(terminal, f"training {predictor}"))
     card = PredictorCard(
@@ -77,3 +78,9 @@ def command(
     save_predictor(out, card, stored)
     for line in card.lines():
         click.echo(line)
+
+
+def default_width(predictor: str, hidden_size: int) -> int:
+    """Half the model's width gives ProMoE's about two million weights a layer where 2048 go in and 64 experts come out.
+    """
+    return {"trajectory": 64, "mlp": max(8, hidden_size // 2)}.get(predictor, 128)

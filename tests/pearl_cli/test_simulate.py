@@ -91,6 +91,22 @@ def test_command_reports_fractions_and_bytes(hand_trace):
     assert record["hit_rate"] == record["hit_rate_decode"] == pytest.approx(3 / 7)
 
 
+def test_one_pool_below_a_tokens_needs_is_warned_about(tmp_path):
+    """Two layers of one expert a token: a pool of one expert never hits, however often the same two are used."""
+    path = tmp_path / "two.csv"
+    with path.open("w") as out:
+        writer = TraceWriter(out, "two", "olmoe", 4, 1, [10, 10], [100, 100])
+        for step in range(5):
+            for layer in range(2):
+                writer.write(0, 1, step, layer, np.array([1]), np.array([1.0], np.float32))
+    arguments = [str(path), "--evict", "lru", "--scope", "global", "--json", "--budget"]
+    small, enough = (CliRunner().invoke(command, [*arguments, budget]) for budget in ("13%", "25%"))
+    assert "smaller than the" in small.stderr
+    assert json.loads(small.stdout)["hit_rate"] == 0.0
+    assert enough.stderr == ""
+    assert json.loads(enough.stdout)["hit_rate"] == 0.8
+
+
 def test_plot_names_every_policy(hand_trace):
     result = CliRunner().invoke(command, [str(hand_trace), "--plot"])
     assert result.exit_code == 0

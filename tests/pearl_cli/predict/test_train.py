@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from models.errors import FileError, UsageError
-from pearl_cli.commands.train import command
+from pearl_cli.commands.train import command, default_width
 from pearl_cli.predict.predictor_file import load_predictor
 from pearl_cli.predict.train_data import (
     RecordedTokens,
@@ -107,6 +107,13 @@ def test_mlp_aims_at_the_layer_ahead(files: tuple[Path, Path]) -> None:
     card, _ = load_predictor(out)  # two layers ahead is the same layer of the next token: what the inputs announce
     assert card.stride == 2
     assert card.recall[0] > 0.8
+
+
+def test_an_mlp_has_about_two_million_weights_on_the_shape_of_its_paper() -> None:
+    hidden, experts = 2048, 64
+    width = default_width("mlp", hidden)
+    assert hidden * width + width + width * experts + experts == pytest.approx(2e6, rel=0.1)
+    assert [default_width(kind, 256) for kind in ("mlp", "horizon-mlp", "trajectory")] == [128, 128, 64]
 
 
 def test_files_that_do_not_belong_together(tmp_path: Path, files: tuple[Path, Path]) -> None:

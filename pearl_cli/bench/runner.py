@@ -39,6 +39,7 @@ class Sample:
     read_bytes: int = 0
     reads: int = 0
     read_busy_s: float = 0.0
+    queue_wait_s: float = 0.0
 
 
 def run_test(opened: OpenedEngine, test: Test, workload: Workload) -> Sample:
@@ -100,6 +101,7 @@ class _Counters:
         self._read_bytes = transfers.demand_bytes + transfers.prefetch_bytes
         self._reads = transfers.reads
         self._busy_s = transfers.busy_s
+        self._queue_wait_s = transfers.queue_wait_s
 
     def fill(self, sample: Sample) -> None:
         now = _Counters(self._opened)
@@ -108,3 +110,4 @@ class _Counters:
         sample.read_bytes = now._read_bytes - self._read_bytes
         sample.reads = now._reads - self._reads
         sample.read_busy_s = now._busy_s - self._busy_s
+        sample.queue_wait_s = now._queue_wait_s - self._queue_wait_s

@@ -48,6 +48,16 @@ def test_a_budget_gives_a_cold_and_a_warm_record_with_the_same_ids(tiny_path, ca
     assert warm["budget_bytes"] < whole[0]["budget_bytes"]
 
 
+def test_forecasts_and_waits_are_counted(tiny_path, capsys):
+    args = ["-p", "0", "-n", "24", "--budget", "60%", "--evict", "lru", "--predictor"]
+    none, ahead = (bench(capsys, tiny_path, *args, name)[1] for name in ("none", "ema"))
+    counted = ("prefetch_bytes_per_token", "prefetch_wasted_bytes_per_token", "promoted_per_token")
+    assert [none[name] for name in counted] == [0, 0, 0]
+    assert none["queue_wait_ms_per_token"] > 0
+    assert ahead["prefetch_bytes_per_token"] > 0
+    assert ahead["promoted_per_token"] > 0 or ahead["prefetch_wasted_bytes_per_token"] > 0
+
+
 def test_other_formats(tiny_path, capsys):
     args = ["bench", "-m", str(tiny_path), "-p", "4,8", "-n", "0", "-r", "1"]
     assert main([*args, "-o", "csv"]) == 0

@@ -13,6 +13,8 @@ import numpy as np
 from gguf.constants import GGUFValueType
 from numpy.typing import NDArray
 
+from models.errors import CheckpointError
+
 _ARRAY_TYPES = {
     "u1": GGUFValueType.UINT8,
     "i1": GGUFValueType.INT8,
@@ -79,8 +81,12 @@ class Metadata:
         self._entries[key] = (GGUFValueType(value_type), payload)
 
     def number(self, key: str, value: float, value_type: GGUFValueType) -> None:
-        """Set `key` to a single number or bool of any GGUF type."""
-        self.raw(key, value_type, struct.pack("<" + _STRUCT_CODES[value_type], value))
+        """Set `key` to a number or bool of any GGUF type. Raises CheckpointError where that cannot hold it."""
+        try:
+            payload = struct.pack("<" + _STRUCT_CODES[value_type], value)
+        except (struct.error, OverflowError) as error:
+            raise CheckpointError(f"{key} is {value}, which a GGUF {value_type.name} cannot hold") from error
+        self.raw(key, value_type, payload)
 
     def u16(self, key: str, value: int) -> None:
         self.number(key, value, GGUFValueType.UINT16)

@@ -103,9 +103,7 @@ class HfConfig(HfValues):
         theta = self.rope().get("rope_theta", self.values.get("rope_theta"))
         if theta is None:
             return self.default("rope_theta", _DEFAULT_THETA.get(self.architecture, 1e4))
-        if type(theta) not in (int, float):
-            raise CheckpointError(f"{self.path}: rope_theta is {theta!r}, not a number")
-        return float(theta)
+        return self.checked_real("rope_theta", theta)
 
     def _n_rot(self) -> int:
         """Components of a head that rotate where all do."""

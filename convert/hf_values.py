@@ -7,9 +7,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from models.errors import CheckpointError, UnsupportedError
 
 N = TypeVar("N", int, float, bool)
+MAX_INTEGER = 2**32 - 1
+MAX_REAL = float(np.finfo(np.float32).max)
 
 
 class HfValues:
@@ -34,6 +38,8 @@ class HfValues:
             return self.default(keys[0], default)
         if type(value) is not int or value < 0:
             raise CheckpointError(f"{self.path}: {keys[0]} is {value!r}, not a whole number")
+        if value > MAX_INTEGER:
+            raise CheckpointError(f"{self.path}: {keys[0]} is {value}; a GGUF holds at most {MAX_INTEGER}")
         return value
 
     def optional_integer(self, key: str) -> int | None:
@@ -42,10 +48,14 @@ class HfValues:
 
     def real(self, *keys: str, default: float | None = None) -> float:
         value = self._first(keys)
-        if value is None:
-            return self.default(keys[0], default)
+        return self.default(keys[0], default) if value is None else self.checked_real(keys[0], value)
+
+    def checked_real(self, key: str, value: Any) -> float:
+        """`value`, found under `key`, as a number that float32 can hold. Raises CheckpointError."""
         if type(value) not in (int, float):
-            raise CheckpointError(f"{self.path}: {keys[0]} is {value!r}, not a number")
+            raise CheckpointError(f"{self.path}: {key} is {value!r}, not a number")
+        if not abs(value) <= MAX_REAL:  # nan too
+            raise CheckpointError(f"{self.path}: {key} is {value}; a GGUF holds finite numbers up to {MAX_REAL:.3g}")
         return float(value)
 
     def flag(self, key: str) -> bool | None:
@@ -72,7 +82,9 @@ class HfValues:
         """`default`, noted; raises CheckpointError where there is none."""
         if default is None:
             raise CheckpointError(f"{self.path}: {key} is missing")
-        self.notes.append(f"config.json has no {key}; {default} is used")
+        note = f"config.json has no {key}; {default} is used"
+        if note not in self.notes:  # a value may be read more than once
+            self.notes.append(note)
         return default
 
     def _first(self, keys: tuple[str, ...]) -> Any:

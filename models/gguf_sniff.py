@@ -36,6 +36,8 @@ def _describe_folder(path: Path) -> FileError:
         more = f" (one of {len(models)} .gguf files there)" if len(models) > 1 else ""
         return FileError(f"{path}: is a folder; open a file in it, such as {path / models[0]}{more}")
     if any(path.glob("*.safetensors")):
+        if not (path / "config.json").is_file():
+            return FileError(f"{path}: holds safetensors but no config.json; download the whole folder")
         return FileError(f"{path}: is a folder of safetensors; convert it first: pearl convert {path} -o OUT_DIR")
     if any(path.glob("*.bin")) or any(path.glob("*.pt*")):
         return FileError(

@@ -77,3 +77,32 @@ def test_bad_values_are_named(changes: dict[str, Any], says: str) -> None:
 def test_unknown_architecture_lists_the_known() -> None:
     with pytest.raises(UnsupportedArchitecture, match=r"FalconForCausalLM.*OlmoeForCausalLM"):
         read(architectures=["FalconForCausalLM"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": 10**30},
+        {"num_experts_per_tok": 2**32},
+        {"rope_theta": 1e300},
+        {"rope_theta": float("nan")},
+        {"rms_norm_eps": float("inf")},
+    ],
+)
+def test_numbers_that_no_gguf_can_hold_are_refused_by_name(changes: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=rf"config.json: {next(iter(changes))} is .*; a GGUF holds"):
+        read(**changes).add_metadata(Metadata())
+
+
+def test_metadata_refuses_a_number_that_its_type_cannot_hold() -> None:
+    with pytest.raises(CheckpointError, match=r"general\.sampling\.temp is 1e\+300, which a GGUF FLOAT32 cannot hold"):
+        Metadata().f32("general.sampling.temp", 1e300)
+    with pytest.raises(CheckpointError, match=r"general\.sampling\.top_k is .*, which a GGUF UINT32 cannot hold"):
+        Metadata().u32("general.sampling.top_k", 2**32)
+
+
+def test_a_default_that_is_read_twice_is_said_once() -> None:
+    found = read(rms_norm_eps=None)
+    found.dims()
+    found.add_metadata(Metadata())
+    assert found.notes == ["config.json has no rms_norm_eps; 1e-05 is used"]

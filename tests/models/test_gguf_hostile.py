@@ -196,6 +196,9 @@ def test_missing_files_and_folders(tmp_path):
     write_gguf(tmp_path / "mixtral-q4.gguf", {})
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "model.safetensors").write_bytes(b"")
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "model.safetensors").write_bytes(b"")
     (tmp_path / "bins").mkdir()
     (tmp_path / "bins" / "pytorch_model.bin").write_bytes(b"")
     (tmp_path / "none").mkdir()
@@ -204,6 +207,7 @@ def test_missing_files_and_folders(tmp_path):
         "nowhere/x.gguf": "no such file .*no folder",
         ".": "is a folder; open a file in it, such as .*mixtral-q4.gguf",
         "hf": "a folder of safetensors; convert it first: pearl convert",
+        "half": "no config.json; download the whole folder",
         "bins": "pickled weights",
         "none": "without .gguf or .safetensors",
     }

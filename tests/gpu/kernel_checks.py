@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.backend import Activations, ExpertTable, RopeTable, RouterSpec, Weight
+from kernels.backend import Activations, DeltaRule, ExpertTable, RopeTable, RouterSpec, Weight
 from kernels.gpu.tiling import SLOTS
 from kernels.grouping import group_by_expert
 from kernels.quant_types import QuantType
@@ -21,6 +21,7 @@ from tests.quant_blocks import random_rows
 
 FLOAT32 = 2e-5  # sums of some thousand products in float32, over the largest value
 TF32 = 5e-3  # tensor cores round factors to 11 bits; prompts only
+RECURRENT = 1e-4  # a state in float32 that is rounded at every token
 HALF = 2e-3  # keys and values were stored in 16 bits, whose rounding of equal inputs may differ by one unit
 Q8_CACHE = 2e-2  # and in blocks of 8 bits
 
@@ -44,17 +45,19 @@ def checks_of_type(gpu: Any, quant_type: QuantType, large: bool) -> Iterator[Che
     hidden, width, n_rows = (2048, 768, 1000) if large else (256, 256, 40)
     for n_tokens in (1, 5, 64) if large else (1, 40):
         yield _linear(gpu, quant_type, n_tokens, n_rows, hidden)
-        yield _experts(gpu, quant_type, n_tokens, hidden, width)
+        yield from _experts(gpu, quant_type, n_tokens, hidden, width)
 
 
 def other_checks(gpu: Any, large: bool) -> Iterator[Check]:
     for n_tokens in (1, 5, 64) if large else (1, 40):
         yield from _rows(gpu, n_tokens, 2048 if large else 256)
+        yield from _hybrid(gpu, n_tokens, *((16, 32, 128) if large else (2, 4, 16)))
     for kind, limit in (("f32", FLOAT32), ("f16", HALF), ("q8_0", Q8_CACHE)):
         yield from _attention(gpu, kind, limit, 200 if large else 20)
     for gating in ("softmax", "sigmoid", "softmax_topk"):
         yield _router(gpu, RouterSpec(64, 6, gating, norm_topk_prob=gating == "softmax"), False)
     yield _router(gpu, RouterSpec(64, 6, "sigmoid", True, 2.5, 8, 3), True)
+    yield _router(gpu, RouterSpec(16, 2, "sparsemixer", mixer_threshold=0.3), False)
 
 
 def all_checks(gpu: Any, large: bool, workers: int) -> list[Check]:
@@ -105,7 +108,7 @@ def _linear(gpu: Any, quant_type: QuantType, n_tokens: int, n_rows: int, n_cols:
     return _check(f"linear {quant_type.name}", n_tokens, got, want, _limit(n_tokens))
 
 
-def _experts(gpu: Any, quant_type: QuantType, n_tokens: int, hidden: int, width: int) -> Check:
+def _experts(gpu: Any, quant_type: QuantType, n_tokens: int, hidden: int, width: int) -> Iterator[Check]:
     n_experts, k = 6, 3
     shapes = ((width, hidden), (width, hidden), (hidden, width))
     pairs = [
@@ -132,7 +135,11 @@ def _experts(gpu: Any, quant_type: QuantType, n_tokens: int, hidden: int, width:
         backend.expert_gate_up(a, slots, groups, which, h)
         backend.expert_down(h, slots, groups, which, d)
         results.append(backend.to_host(backend.expert_combine(d, groups, weights)))
-    return _check(f"experts {quant_type.name}", n_tokens, results[0], results[1], 2 * _limit(n_tokens))
+        if n_tokens == 1 and backend is gpu:
+            together = gpu.to_host(gpu.expert_down_combine(h, slots, groups, weights))
+    yield _check(f"experts {quant_type.name}", n_tokens, results[0], results[1], 2 * _limit(n_tokens))
+    if n_tokens == 1:
+        yield _check(f"experts {quant_type.name}, down and sum", 1, together, results[1], 2 * _limit(1))
 
 
 def _rows(gpu: Any, n_tokens: int, hidden: int) -> Iterator[Check]:
@@ -140,11 +147,38 @@ def _rows(gpu: Any, n_tokens: int, hidden: int) -> Iterator[Check]:
     weight = 1 + 0.1 * _input(1, hidden)[0]
     got = gpu.to_host(gpu.norm(gpu.from_host(x), gpu.from_host(weight), 1e-5).x)
     yield _check("norm", n_tokens, got, reference.norm(x, weight, 1e-5).x, FLOAT32)
+    got = gpu.to_host(gpu.layer_norm(gpu.from_host(x), gpu.from_host(weight), gpu.from_host(x[0].copy()), 1e-5).x)
+    yield _check("layer_norm", n_tokens, got, reference.layer_norm(x, weight, x[0], 1e-5).x, FLOAT32)
     got = gpu.to_host(gpu.head_norm(gpu.from_host(x.copy()), gpu.from_host(weight[:64]), 1e-5))
     yield _check("head_norm", n_tokens, got, reference.head_norm(x.copy(), weight[:64], 1e-5), FLOAT32)
     there, here = _weights(gpu, QuantType.Q4_K, 100, 256, 3)
     ids = np.arange(n_tokens, dtype=np.int64) * 7 % 100
     yield _check("embed", n_tokens, gpu.to_host(gpu.embed(there, ids)), reference.embed(here, ids), FLOAT32)
+
+
+def _hybrid(gpu: Any, n_tokens: int, key_heads: int, heads: int, width: int) -> Iterator[Check]:
+    """What recurrent layers add: gates, the convolution and the delta rule, each with the state that it leaves."""
+    reference, size = ReferenceBackend(), heads * width
+    x, gate, weight = _input(n_tokens, size), _input(n_tokens + 1, size)[1:], 1 + 0.1 * _input(1, width)[0]
+    got = gpu.to_host(gpu.sigmoid_gate(gpu.from_host(x.copy()), gpu.from_host(gate)))
+    yield _check("sigmoid_gate", n_tokens, got, reference.sigmoid_gate(x.copy(), gate), FLOAT32)
+    got = gpu.to_host(gpu.gated_norm(gpu.from_host(x.copy()), gpu.from_host(gate), gpu.from_host(weight), 1e-5))
+    yield _check("gated_norm", n_tokens, got, reference.gated_norm(x.copy(), gate, weight, 1e-5), FLOAT32)
+    channels = 2 * key_heads * width + size
+    qkv, kernel, state = _input(n_tokens, channels), _input(4, channels), _input(3, channels)
+    there = gpu.from_host(state.copy())
+    got = gpu.to_host(gpu.causal_conv(gpu.from_host(qkv), gpu.from_host(kernel), there, True))
+    yield _check("causal_conv", n_tokens, got, reference.causal_conv(qkv, kernel, state, True), FLOAT32)
+    yield _check("causal_conv, state", n_tokens, gpu.to_host(there), state, FLOAT32)
+    gates, decay, dt_bias = _input(n_tokens, 2 * heads), -np.abs(_input(1, heads)[0]), _input(2, heads)[1]
+    sizes = (key_heads, heads, width, width)
+    rule, device_rule = (DeltaRule(*sizes, *map(put, (decay, dt_bias)), True) for put in (np.array, gpu.from_host))
+    memory = _input(heads * width, width).reshape(heads, width, width)
+    there, beta, alpha = gpu.from_host(memory.copy()), gates[:, :heads].copy(), gates[:, heads:].copy()
+    on_gpu = (gpu.from_host(rows) for rows in (qkv, beta, alpha))
+    got = gpu.to_host(gpu.delta_rule(*on_gpu, device_rule, there))
+    yield _check("delta_rule", n_tokens, got, reference.delta_rule(qkv, beta, alpha, rule, memory), RECURRENT)
+    yield _check("delta_rule, state", n_tokens, gpu.to_host(there), memory, RECURRENT)
 
 
 def _attention(gpu: Any, kind: str, limit: float, n_tokens: int) -> Iterator[Check]:

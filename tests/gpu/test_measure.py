@@ -40,9 +40,11 @@ def test_all_is_well_and_every_case_ran(whole: tuple[dict[str, Any], str]) -> No
     ran = {(run["percent"], run["policy"], run["fetching"]) for run in findings["runs"]}
     assert ran == {(case.percent, case.policy, case.fetching) for case in cases() if case.percent != 50}
     assert all(run["median_ts"] > 0 and run["host_pinned"] == "yes" for run in findings["runs"])
-    assert {check["op"].split()[0] for check in findings["kernels"]} == {
-        "linear", "experts", "norm", "head_norm", "embed", "rope,", "router"
+    assert {check["op"].split()[0].strip(",") for check in findings["kernels"]} == {
+        "linear", "experts", "norm", "layer_norm", "head_norm", "gated_norm", "embed", "rope", "router",
+        "sigmoid_gate", "causal_conv", "delta_rule",
     }  # fmt: skip
+    assert any(check["op"].endswith("down and sum") for check in findings["kernels"])
     assert findings["streaming"][0]["compared"] == 4
     assert "all right" in text
     assert text.count("| tiny |") == 7
@@ -84,10 +86,14 @@ def test_kernels_are_compared_with_the_reference() -> None:
     spec = RouterSpec(64, 6)
     assert kernel_checks._router(reference, spec, False).ok
     assert all(check.ok for check in kernel_checks._rows(reference, 5, 64))
+    assert all(check.ok for check in kernel_checks._hybrid(reference, 5, 1, 2, 8))
     reference.norm = lambda x, weight, eps: ReferenceBackend().norm(x, weight, eps + 0.1)
     checks = {check.op: check for check in kernel_checks._rows(reference, 5, 64)}
     assert not checks["norm"].ok
     assert checks["embed"].ok
+    reference.delta_rule = lambda qkv, beta, *rest: ReferenceBackend().delta_rule(qkv, beta + 0.1, *rest)
+    checks = {check.op: check.ok for check in kernel_checks._hybrid(reference, 5, 1, 2, 8)}
+    assert [op for op, ok in checks.items() if not ok] == ["delta_rule", "delta_rule, state"]
     reference.route = lambda logits, spec, bias: ReferenceBackend().route(-logits, spec, bias)
     assert not kernel_checks._router(reference, spec, False).ok
 

@@ -241,6 +241,18 @@ def choose_factors_by_length(model: Any) -> None:
     rotary.forward = by_length
 
 
+def _llama3_outer(config: Any) -> Named:
+    """Llama 3's scaling as a file holds it: divisors of the frequencies, 1 for fast ones, the factor for slow ones."""
+    rope = config.rope_parameters
+    if rope["rope_type"] != "llama3":
+        return []
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    waves = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = np.clip((rope["original_max_position_embeddings"] / waves - low) / (high - low), 0.0, 1.0)
+    return [("rope_freqs.weight", (1.0 / (smooth + (1.0 - smooth) / rope["factor"])).astype(np.float32))]
+
+
 def _phimoe_metadata(config: Any) -> dict[str, Any]:
     rope = config.rope_parameters
     if rope["rope_type"] == "default":
@@ -268,4 +280,9 @@ TENSORS: dict[str, Callable[[str, np.ndarray], Named]] = {
     "gpt-oss": _gpt_oss_tensors,
     "lfm2moe": _lfm2_tensors,
 }
-OUTER: dict[str, Callable[[Any], Named]] = {"gemma4": _gemma4_outer, "phimoe": _phimoe_outer}
+OUTER: dict[str, Callable[[Any], Named]] = {
+    "gemma4": _gemma4_outer,
+    "granitemoe": _llama3_outer,
+    "llama": _llama3_outer,
+    "phimoe": _phimoe_outer,
+}

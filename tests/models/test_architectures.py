@@ -44,6 +44,18 @@ def yarn(factor: float, original: int, **more: float) -> dict[str, Any]:
     return {"rope_parameters": {"rope_theta": 10000.0, **parameters}}
 
 
+LLAMA3 = {
+    "rope_parameters": {
+        "rope_theta": 10000.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }
+}
+
+
 def scaling_keys(architecture: str, kind: str, factor: float, original: int | None = None) -> dict[str, Any]:
     keys = {f"{architecture}.rope.scaling.type": kind, f"{architecture}.rope.scaling.factor": factor}
     return keys if original is None else {**keys, f"{architecture}.rope.scaling.original_context_length": original}
@@ -162,6 +174,8 @@ CASES = {
         {"rope_parameters": {"rope_theta": 1e6, "rope_type": "linear", "factor": 4.0}},
         scaling_keys("llama", "linear", 4.0),
     ),
+    "llama_llama3": Case("llama", LLAMA3),
+    "granitemoe_llama3": Case("granitemoe", LLAMA3),
 }
 
 

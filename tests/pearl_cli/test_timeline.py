@@ -55,3 +55,12 @@ def test_bench_writes_the_trace_of_eight_steps(tiny_path, tmp_path, capsys):
     assert str(out) in capsys.readouterr().err
     events = json.loads(out.read_text())["traceEvents"]
     assert sum(event.get("cat") == "token" for event in events) == 8
+
+
+def test_forecasts_and_waits_are_in_it(tiny_path, tmp_path):
+    out = tmp_path / "ahead.json"
+    args = ["-p", "0", "-n", "4", "-r", "1", "--budget", "60%", "--evict", "lru", "--predictor", "ema"]
+    args += ["--throttle", "10MiB"]  # so that somebody waits
+    assert main(["bench", "-m", str(tiny_path), *args, "--timeline", str(out)]) == 0
+    events = json.loads(out.read_text())["traceEvents"]
+    assert {"prefetch", "wait"} <= {event.get("cat") for event in events}

@@ -44,6 +44,10 @@ class HostShards(MemoryFiles):
         for index, layout in enumerate(plan.layouts):
             self._bytes(index, 0, len(layout.header))[:] = np.frombuffer(layout.header, np.uint8)
 
+    @property
+    def region(self) -> np.ndarray:
+        return self._region
+
     def header(self, file_index: int, n_bytes: int, offset: int) -> bytes:
         """What stands in a file's head, for a reader of headers."""
         return self._bytes(file_index, offset, n_bytes).tobytes()

@@ -55,6 +55,11 @@ class MemoryFiles(ABC):
 
     closed: bool
 
+    @property
+    @abstractmethod
+    def region(self) -> np.ndarray:
+        """All of that memory, uint8 in one piece, page-aligned."""
+
     @abstractmethod
     def read(self, file_index: int, offset: int, out: memoryview) -> int:
         """As `Files.read`."""

@@ -10,8 +10,9 @@ from pearl_cli.residency.controller import ResidencyController
 
 
 def device_fields(controller: ResidencyController, device: str, plan: MemoryPlan) -> dict[str, Any]:
-    """Nothing for a run on the CPU. host_pinned: "yes", "ring" or "no", see `HostStore`; disk_bytes: read since the
-    start, where host memory does not hold all experts.
+    """Nothing for a run on the CPU. host_expert_bytes: of slots, none where copies start from a store in RAM itself;
+    host_pinned: "yes", "ring" or "no", see `HostStore`; disk_bytes: read since the start, where host memory does not
+    hold all experts.
     """
     queue = controller.queue
     if not isinstance(queue, CopyQueue):

@@ -23,6 +23,15 @@ Send = Callable[[np.ndarray, int, Region], None]
 """(source, offset within the view, region of the source): start one copy."""
 
 
+def lock(calls: DeviceCalls, region: np.ndarray, limit_bytes: int) -> str | None:
+    """Page-lock `region` where it lies, unless it is larger than `limit_bytes`; None when it is done, else what
+    page-locking it does instead.
+    """
+    if region.nbytes > limit_bytes:
+        return "would leave the system too little"
+    return None if calls.pin(region) else "is refused (ulimit -l)"
+
+
 class PinnedRing:
     """Page-locked bytes that copies pass through, in order."""
 
@@ -66,12 +75,16 @@ class HostStore:
         region: np.ndarray,
         lock_limit_bytes: int,
         notify: Callable[[str], None] | None = None,
+        is_locked: bool = False,
     ) -> None:
-        """region: all of the host memory, page-aligned; lock_limit_bytes: how much may be page-locked."""
+        """region: all of the host memory, page-aligned; lock_limit_bytes: how much may be page-locked; is_locked: by
+        `lock`, before. `close` unlocks it either way.
+        """
         self._calls = calls
         self._region = region
         self._ring: PinnedRing | None = None
-        self.pinned = "yes" if region.nbytes <= lock_limit_bytes and calls.pin(region) else "no"
+        why = None if is_locked else lock(calls, region, lock_limit_bytes)
+        self.pinned = "yes" if why is None else "no"
         self._locked: np.ndarray | None = region if self.pinned == "yes" else None
         if self.pinned == "yes":
             return
@@ -82,7 +95,6 @@ class HostStore:
                 break
         if notify is not None:
             through = f"a page-locked ring of {n_bytes // MIB}MiB" if self._ring else "pageable memory"
-            why = "would leave the system too little" if region.nbytes > lock_limit_bytes else "is refused (ulimit -l)"
             size = -(-region.nbytes // MIB)
             notify(f"page-locking {size}MiB of host memory {why}: copies go through {through}, which is slower")
 

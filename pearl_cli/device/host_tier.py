@@ -1,6 +1,7 @@
 """The tier behind the device: experts in host memory, all of them where they fit, else the last ones asked for.
 
-What the host lacks is read from disk by the same transfer queue that serves a machine without a GPU. Nobody computes
+A store in RAM that is page-locked is that memory itself: all experts are here from the start, and none leaves. Else
+what the host lacks is read from disk by the same transfer queue that serves a machine without a GPU. Nobody computes
 here, so the rule of what leaves is plain: the expert that was asked for longest ago and that no copy still reads.
 """
 
@@ -11,11 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
+
 from kernels.gpu.device_calls import DeviceCalls, Region
 from kernels.gpu.timeline import Timeline
 from models.errors import ReadFailure
+from models.gguf_files import MemoryFiles
 from pearl_cli.device.host_store import HostStore, Send
-from pearl_cli.residency.arena import SlotArena
+from pearl_cli.residency.arena import SlotArena, Slots
+from pearl_cli.residency.in_place import InPlaceSlots
 from pearl_cli.residency.placement import Place
 from pearl_cli.residency.transfer import ALL_LINEARS, LINEAR_BITS, Load, ReadFunction, TransferQueue
 
@@ -28,16 +33,18 @@ Key = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class HostPlan:
     """classes: (slot_bytes, count); class_of_layer: -1 for a layer without experts; lock_limit_bytes: how much of it
-    may be page-locked.
+    may be page-locked; store: one whose region is page-locked already and holds every expert, so that slots are numbers
+    without bytes.
     """
 
     classes: tuple[tuple[int, int], ...]
     class_of_layer: tuple[int, ...]
     lock_limit_bytes: int
+    store: MemoryFiles | None = None
 
     @property
     def n_bytes(self) -> int:
-        return sum(slot_bytes * count for slot_bytes, count in self.classes)
+        return 0 if self.store is not None else sum(slot_bytes * count for slot_bytes, count in self.classes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +74,9 @@ class HostTier:
         self._places = places
         self._class_of_layer = plan.class_of_layer
         self._num_classes = len(plan.classes)
-        self._arena = SlotArena(plan.classes)
-        self._base = self._arena.region.ctypes.data
-        self.store = HostStore(calls, copies, self._arena.region, plan.lock_limit_bytes, notify)
+        self._arena, region = _slots(plan)
+        self._base = region.ctypes.data
+        self.store = HostStore(calls, copies, region, plan.lock_limit_bytes, notify, is_locked=plan.store is not None)
         self.queue = TransferQueue(read, io_threads)
         self._slot_of: OrderedDict[Key, int] = OrderedDict()  # whole experts, asked for longest ago first
         self._loads: dict[Key, Load] = {}
@@ -77,6 +84,8 @@ class HostTier:
         self._hoped: dict[Key, None] = {}
         self._errors: dict[Key, Exception] = {}  # of loads with reads still out
         self._sent = [0] * self._arena.num_slots  # mark of the last copy that reads the slot
+        if plan.store is not None:
+            self._adopt_all()
 
     @property
     def n_bytes(self) -> int:
@@ -142,7 +151,7 @@ class HostTier:
     def address(self, key: Key, linear: int) -> int:
         """Where a matrix of an expert that is here lies, for computing it on the host."""
         slot, place = self._slot_of[key], self._places[key[0]][key[1]][linear]
-        return self._arena.addresses[slot] + place.slot_offset + place.lead
+        return self._arena.address(slot, place)
 
     def fill(self, keys: Iterable[Key], progress: Callable[[int], None] | None = None) -> None:
         """Read experts in the given order while there is room; progress(n_bytes) is told of each. Raises ReadFailure.
@@ -174,6 +183,18 @@ class HostTier:
         self.queue.close()
         self.store.close()
 
+    def _adopt_all(self) -> None:
+        """Every expert is here without a read."""
+        for layer, triples in enumerate(self._places):
+            for expert, places in enumerate(triples):
+                slot = self._slot_of[layer, expert] = self._arena.take(self._class_of_layer[layer])
+                for linear, place in enumerate(places):
+                    self._name_content(slot, place, (layer, expert, linear))
+
+    def _name_content(self, slot: int, place: Place, tag: tuple[int, int, int]) -> None:
+        begin = self._begin(slot, place)
+        self._calls.host_writes(Region("host", begin, begin + place.n_bytes, tag))
+
     def _note(self, load: Load, mask: int, error: Exception | None) -> list[Fetched]:
         key = (load.layer, load.expert)
         if error is not None:
@@ -188,9 +209,7 @@ class HostTier:
         load.landed |= mask
         for linear, bit in enumerate(LINEAR_BITS):
             if mask & bit:
-                begin = self._begin(load.slot, load.places[linear])
-                end = begin + load.places[linear].n_bytes
-                self._calls.host_writes(Region("host", begin, end, (*key, linear)))
+                self._name_content(load.slot, load.places[linear], (*key, linear))
         if load.landed != ALL_LINEARS:
             return []
         del self._loads[key]
@@ -245,4 +264,12 @@ class HostTier:
 
     def _begin(self, slot: int, place: Place) -> int:
         """Offset of a matrix within the region."""
-        return self._arena.addresses[slot] - self._base + place.slot_offset + place.lead
+        return self._arena.address(slot, place) - self._base
+
+
+def _slots(plan: HostPlan) -> tuple[Slots, np.ndarray]:
+    """Slots and the memory that they are in."""
+    if plan.store is not None:
+        return InPlaceSlots(plan.classes, plan.store.address), plan.store.region
+    arena = SlotArena(plan.classes)
+    return arena, arena.region

@@ -12,6 +12,7 @@ from models.config import ModelConfig
 from models.errors import MemoryPlanError
 from models.expert_provider import RouterWeights
 from models.gguf import GGUFModel
+from models.gguf_files import MemoryFiles
 from models.kv_cache import KVCache
 from models.loader import non_expert_bytes
 from models.model import Model
@@ -21,7 +22,8 @@ from pearl_cli.device.graphed_block import RecordingBackend, record_decoding
 from pearl_cli.device.host_tier import HostPlan
 from pearl_cli.device.measure_copies import link_bytes_per_s
 from pearl_cli.device.measure_misses import measure_misses
-from pearl_cli.device.vram_plan import VramNeeds, plan_host, plan_vram, smaller
+from pearl_cli.device.store_in_place import lock_limit, lock_store, unlock_store
+from pearl_cli.device.vram_plan import HOST_WORKSPACE_BYTES, VramNeeds, plan_host, plan_vram, smaller
 from pearl_cli.host_memory import available_bytes, rss_bytes
 from pearl_cli.memory_plan import DEFAULT_SHARE, MemoryPlan, choose_context, typed, workspace_bytes
 from pearl_cli.open_model import wanted_by
@@ -40,13 +42,14 @@ if TYPE_CHECKING:
     from kernels.gpu.open_gpu import OpenGpu
 
 
-_PASSING_BYTES = 256 << 20  # of host slots that experts only pass through: once, or out of a store in RAM
+_PASSING_BYTES = 256 << 20  # of host slots that experts only pass through: once, or out of a store that is not locked
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
     """vram: where the bytes on the GPU go; host: slots in host memory; staging: slots in vram beyond what layers keep,
-    so that a whole token's misses find room, twice; split: of vram's slots over layers.
+    so that a whole token's misses find room, twice; split: of vram's slots over layers; store: in RAM, which does
+    without slots in host memory where its region has up to `store_lock_bytes` and can be page-locked.
     """
 
     gpu: OpenGpu
@@ -54,6 +57,8 @@ class DevicePlan:
     host: HostPlan
     staging: int
     split: Split | None = None
+    store: MemoryFiles | None = None
+    store_lock_bytes: int = 0
 
 
 def plan_device(
@@ -83,14 +88,16 @@ def plan_device(
     budget = options.budget if options.budget is not None or options.vram is not None else default_budget
     vram = plan_vram(gpu.calls, needs, places.slot_bytes, num_experts, options.vram, budget, staging, split, notify)
     process, available, store = rss_bytes(), _available(), gguf.memory
-    if store is not None:
-        process += store.missing_bytes(wanted_by(config))
     ceiling = options.ram.n_bytes if options.ram else process + int(DEFAULT_SHARE * available)
+    lock_bytes = 0
+    if store is not None:
+        lock_bytes = lock_limit(store, process, HOST_WORKSPACE_BYTES, available, ceiling)
+        process += store.missing_bytes(wanted_by(config))
     host = plan_host(
         places.slot_bytes, num_experts, process, weights, available, ceiling, options.ram is not None,
         most_bytes=_PASSING_BYTES if vram.all_resident or store is not None else None,
     )  # fmt: skip
-    return DevicePlan(gpu, vram, host, staging, split)
+    return DevicePlan(gpu, vram, host, staging, split, store, lock_bytes)
 
 
 def open_on_device(
@@ -114,24 +121,31 @@ def open_on_device(
     side, vram = _open_side(plan, config, places, notify)
     rate = link_bytes_per_s(side)
     shape = (config.hidden_size, config.moe_intermediate_size)
-    on_cpu = None
-    if options.miss != "copy":
-        on_cpu = _cpu_for_misses(options, plan, side, config, places, routers, notify)
-    if on_cpu is not None and predictor is not None:
-        predictor = None
-        if notify is not None:
-            notify(f"--miss {options.miss}: experts are not fetched on forecasts")
-    controller = build_device_controller(
-        side, places, vram.slots, plan.host, shape, routers, plan.gpu.backend, policy, routing, read, io_threads,
-        predictor, prefetch_depth, notify, next_use, on_cpu, rate,
-        CopyPieces.without(options.switched_off),
-    )  # fmt: skip
+    host = lock_store(
+        side.calls, plan.store, plan.store_lock_bytes, plan.host, places.slot_bytes, config.router.num_experts, notify
+    )
+    try:
+        on_cpu = None
+        if options.miss != "copy":
+            on_cpu = _cpu_for_misses(options, host, side, config, places, routers, notify)
+        if on_cpu is not None and predictor is not None:
+            predictor = None
+            if notify is not None:
+                notify(f"--miss {options.miss}: experts are not fetched on forecasts")
+        controller = build_device_controller(
+            side, places, vram.slots, host, shape, routers, plan.gpu.backend, policy, routing, read, io_threads,
+            predictor, prefetch_depth, notify, next_use, on_cpu, rate,
+            CopyPieces.without(options.switched_off),
+        )  # fmt: skip
+    except BaseException:
+        unlock_store(side.calls, host)
+        raise
     return controller, vram
 
 
 def _cpu_for_misses(
     options: RunOptions,
-    plan: DevicePlan,
+    host: HostPlan,
     side: DeviceSide,
     config: ModelConfig,
     places: ExpertPlaces,
@@ -140,7 +154,7 @@ def _cpu_for_misses(
 ) -> CpuForMisses | None:
     """None, with a word about why, where the CPU cannot stand in."""
     fault = None
-    if sum(count for _, count in plan.host.classes) < sum(len(triples) for triples in places.places):
+    if sum(count for _, count in host.classes) < sum(len(triples) for triples in places.places):
         fault = "host memory does not hold all experts; a larger --ram would"
     elif any(router is not None and router.biases is not None for router in routers):
         fault = "this model's experts have biases, which are on the GPU"

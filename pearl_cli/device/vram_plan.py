@@ -19,6 +19,7 @@ from pearl_cli.sizes import Size
 MIB = 1 << 20
 CONTEXT_BYTES = 640 * MIB  # what a driver takes for a process: its context, compiled kernels, the libraries' workspaces
 FREE_SHARE = 0.92  # of the memory that is free, when no ceiling is given: a desktop draws windows too
+HOST_WORKSPACE_BYTES = 64 * MIB  # pinned buffers, logits, routing of a prompt chunk
 _UNKNOWN_SHARE = 0.75  # of the whole device, when the driver does not say what is free
 
 
@@ -88,7 +89,7 @@ def plan_host(
     to the device, and given back before the slots are filled; most_bytes: more would not be used. Raises
     MemoryPlanError with the floor.
     """
-    needs = FixedNeeds(process_bytes, 0, 0, _HOST_WORKSPACE_BYTES, 0, filling_bytes=0)
+    needs = FixedNeeds(process_bytes, 0, 0, HOST_WORKSPACE_BYTES, 0, filling_bytes=0)
     floor = needs.total_bytes + max(floor_bytes(layer_slot_bytes), loading_bytes)
     if ceiling_bytes < floor:
         given = f"--ram {typed(ceiling_bytes)}" if ceiling_is_asked else f"the {typed(ceiling_bytes)} of RAM to be had"
@@ -101,9 +102,6 @@ def plan_host(
         budget = max(min(budget, most_bytes), floor_bytes(layer_slot_bytes))
     slots = plan_slots(layer_slot_bytes, num_experts, budget)
     return HostPlan(slots.classes, slots.class_of_layer, int(LOCK_SHARE * available_bytes))
-
-
-_HOST_WORKSPACE_BYTES = 64 * MIB  # pinned buffers, logits, routing of a prompt chunk
 
 
 def _free_ceiling(

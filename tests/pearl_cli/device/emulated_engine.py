@@ -23,8 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernels.gpu.backend import GpuBackend
 from kernels.gpu.emulated_calls import EmulatedCalls
 from kernels.gpu.open_gpu import OpenGpu
+from models.gguf import GGUFModel
 from pearl_cli.device import choose_gpu
+from pearl_cli.device.device_fields import device_fields
 from pearl_cli.open_engine import open_engine
+from pearl_cli.open_model import open_model
 from pearl_cli.options import RunOptions
 from pearl_cli.residency.stats import TokenStats
 from pearl_cli.session import demo_model
@@ -56,11 +59,16 @@ def emulate(seed: int, **limits: Any) -> EmulatedCalls:
 
 
 def run(
-    path: Path, options: RunOptions, seed: int = 0, prompt: list[int] = PROMPT, n_new: int = N_NEW, **limits: Any
+    model: Path | GGUFModel,
+    options: RunOptions,
+    seed: int = 0,
+    prompt: list[int] = PROMPT,
+    n_new: int = N_NEW,
+    **limits: Any,
 ) -> dict[str, Any]:
     calls = emulate(seed, **limits)
     notes: list[str] = []
-    with open_engine(path, options, notify=notes.append) as opened:
+    with open_engine(model, options, notify=notes.append) as opened:
         logits = [opened.engine.prefill(prompt)]
         before = calls.counts.copy()
         stats, torch_ops = TokenStats(), []
@@ -79,6 +87,7 @@ def run(
             "decode_counts": dict(calls.counts - before),
             "torch_ops": torch_ops,
             "notes": notes,
+            "fields": device_fields(opened.controller, opened.device, opened.plan),
         }
 
 
@@ -96,6 +105,9 @@ def tiny_cases(folder: Path) -> dict[str, Any]:
     cases["fetching"] = run(path, replace(few, predictor="next-gate"), seed=3)
     cases["refused"] = run(path, replace(cuda, vram=Size(2 << 30)), seed=5, device_bytes=400_000)
     cases["misses on cpu"] = run(path, replace(few, miss="cpu"), seed=4)
+    in_ram = replace(few, store="ram")
+    cases["store"] = run(open_model(path, in_ram), in_ram, seed=8)
+    cases["store refused"] = run(open_model(path, in_ram), in_ram, seed=9, pinned_bytes=0)
     psr = replace(few, routing="psr", lambda_="0.3", inserts=1)
     cases["psr cpu"] = run(path, replace(psr, device="cpu"))
     cases["psr"] = run(path, psr, seed=6)

@@ -58,7 +58,7 @@ def test_equal_to_the_cpu_within_tolerance(cases: dict[str, Any], name: str) -> 
     assert relative(cases[name], reference) < GPU_LOGITS_F32
 
 
-@pytest.mark.parametrize("name", ["15%", "30%", "fetching", "refused"])
+@pytest.mark.parametrize("name", ["15%", "30%", "fetching", "refused", "store", "store refused"])
 def test_bits_do_not_depend_on_budget_or_order(cases: dict[str, Any], name: str) -> None:
     np.testing.assert_array_equal(logits(cases[name]), logits(cases["whole"]))
 
@@ -72,6 +72,20 @@ def test_misses_on_the_cpu_stay_close(cases: dict[str, Any]) -> None:
     assert case["decode_counts"]["launch upload"] > 0
     assert relative(case, cases["cpu"]) < GPU_LOGITS_F32
     assert any("--miss cpu: an expert is copied in" in note for note in case["notes"])
+
+
+def test_a_store_in_ram_is_copied_from_where_it_lies(cases: dict[str, Any]) -> None:
+    fields = cases["store"]["fields"]
+    assert (fields["host_pinned"], fields["host_expert_bytes"], fields["disk_bytes"]) == ("yes", 0, 0)
+    assert cases["store"]["misses"] > 0
+    assert not any("page-locking" in note for note in cases["store"]["notes"])
+    assert cases["store"]["decode_counts"].get("synchronizations", 0) == 0
+
+
+def test_a_store_that_cannot_be_locked_goes_through_slots(cases: dict[str, Any]) -> None:
+    assert cases["store refused"]["fields"]["host_expert_bytes"] > 0
+    said = [note for note in cases["store refused"]["notes"] if "of the model in memory is refused" in note]
+    assert len(said) == 1
 
 
 def test_slots_shrink_when_the_device_refuses(cases: dict[str, Any]) -> None:

@@ -122,6 +122,15 @@ def test_every_architecture_goes_there_and_back() -> None:
     assert {family for family, _ in MODELS.values()} == set(tiny_models.FAMILIES)
 
 
+def test_a_merged_file_in_parts_is_the_whole_one(tmp_path: Path) -> None:
+    pearl = convert(write_folder(tmp_path / "hf", weights()), tmp_path / "pearl", NO_VOCAB)
+    whole = convert(pearl, tmp_path / "whole", ConvertOptions(merge=True))
+    parts = convert(pearl, tmp_path / "parts", ConvertOptions(merge=True, shard_bytes=1 << 14))
+    assert len(list(parts.parent.glob("*-of-*.gguf"))) > 2
+    with GGUFModel.open(whole) as a, GGUFModel.open(parts) as b:
+        assert {n: a.read(n).tobytes() for n in a.tensors} == {n: b.read(n).tobytes() for n in b.tensors}
+
+
 def test_relayout_copies_metadata_with_its_types(tmp_path: Path) -> None:
     pearl = convert(write_folder(tmp_path / "hf", weights()), tmp_path / "pearl", NO_VOCAB)
     stock = convert(pearl, tmp_path / "merged.gguf", ConvertOptions(merge=True))

@@ -35,10 +35,13 @@ def plan_record(options: RunOptions) -> dict[str, Any]:
     from pearl_cli.open_model import open_model
     from pearl_cli.session import DEMO_BUDGET, demo_model
 
-    with open_model(options.model or demo_model(), options, lambda line: click.echo(line, err=True)) as gguf:
+    def note(line: str) -> None:
+        click.echo(line, err=True)
+
+    with open_model(options.model or demo_model(), options, note) as gguf:
         # A run's process holds the tokenizer too, and its weight counts under the ceiling.
         tokenizer = Tokenizer.from_metadata(gguf.metadata)
-        ground = prepare(gguf, options, None if options.model else DEMO_BUDGET)
+        ground = prepare(gguf, options, None if options.model else DEMO_BUDGET, note)
         del tokenizer
     config, places, plan = ground.config, ground.places, ground.plan
     experts = config.router.num_experts * sum(1 for size in places.slot_bytes if size)

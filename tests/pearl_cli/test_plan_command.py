@@ -36,3 +36,9 @@ def test_table_names_every_part(tiny_path, capsys):
     assert main(["plan", "-m", str(tiny_path)]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in ("weight", "kv", "workspace", "floor", "experts kept"))
+
+
+def test_a_gpu_flag_where_no_gpu_is_leaves_a_note(tiny_path, capsys, monkeypatch):
+    monkeypatch.setattr("pearl_cli.device.choose_gpu.DRIVER_FILES", ())
+    assert main(["plan", str(tiny_path), "--vram", "1GiB"]) == 0
+    assert "--vram: no GPU here, so this has no effect" in capsys.readouterr().err

@@ -62,7 +62,7 @@ def stored_lambda(
     wanted = _key(settings, evict)
     fitting = [entry for entry in _entries(path, fingerprint) if all(entry[name] == wanted[name] for name in _SAME)]
     if not fitting:
-        asked = ", ".join(f"{name} {value}" for name, value in wanted.items())
+        asked = ", ".join(f"{name} {value}" for name, value in wanted.items() if value != "")
         raise UsageError(
             f"--lambda auto: {path.name} has no factor for {asked}; find it first: pearl eval -f TEXT with the same "
             "--routing, --lambda, --inserts, --top-j, --steer, --evict and --residency"

@@ -47,7 +47,10 @@ def parse_steering(text: str) -> Steering:
         parse = _PARSERS.get(key)
         if parse is None or not equals:
             raise ValueError(f"'{part}' is not one of {', '.join(f'{name}=' for name in _PARSERS)}")
-        values[key.replace("-", "_")] = parse(key, value)
+        name = key.replace("-", "_")
+        if name in values:
+            raise ValueError(f"{key}= is given twice")
+        values[name] = parse(key, value)
     return Steering(**values)
 
 

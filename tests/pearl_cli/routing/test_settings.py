@@ -99,6 +99,7 @@ def test_open_choices_are_read_shown_and_read_back() -> None:
         ("bonus=nan", "a number from 0 to 1"),
         ("smoothing=0", "a number from 0.0001 to 1"),
         ("speed=3", "is not one of top-m=, recency="),
+        ("top-m=8,top-m=9", "top-m= is given twice"),
         ("top-m", "is not one of"),
         ("", "is not one of"),
     ],

@@ -30,6 +30,10 @@ class UsageError(PearlError):
     exit_code = 2
 
 
+class ContextError(UsageError):
+    """A prompt longer than the context."""
+
+
 class FileError(PearlError):
     exit_code = 2
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from models.errors import UsageError
+from models.errors import ContextError, UsageError
 from models.expert_provider import ExpertProvider
 from models.kv_cache import KVCache
 from models.model import Model
@@ -113,7 +113,7 @@ class Engine:
             raise UsageError("the prompt holds no token; give some text")
         if len(token_ids) > self.context:
             fault = f"the prompt of {len(token_ids)} tokens does not fit the context of {self.context}"
-            raise UsageError(f"{fault}; shorten it or give a larger -c")
+            raise ContextError(f"{fault}; shorten it or give a larger -c")
         start = self._reusable(token_ids)
         self.truncate(start)
         total = len(token_ids) - start

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from models.errors import PearlError
+from models.errors import ContextError, PearlError
 from pearl_cli.chat import Chat
 from pearl_cli.line_input import LineInput, open_line_input
 from pearl_cli.repl_routing import change_routing, show_routing
@@ -78,6 +78,8 @@ class Repl:
                 self._terminal.warn(f"{name} is no command; /help lists them")
             else:
                 self.ask(line)
+        except ContextError as error:
+            self._terminal.warn(f"{error}, or /clear the conversation")
         except PearlError as error:
             self._terminal.warn(str(error))
 

@@ -57,6 +57,13 @@ def test_no_input_is_no_turn(pearl, tiny_path, stdin):
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_a_full_context_can_be_cleared(pearl, tiny_path):
+    done = pearl("-m", tiny_path, "-c", "32", "-n", "4", stdin=f"{'long ' * 40}\nhi\n")
+    assert done.returncode == 0
+    assert "give a larger -c, or /clear the conversation" in done.stderr
+    assert done.stdout.count("\n") == 1  # the next turn is answered
+
+
 def test_prompt_flag_with_empty_stdin(pearl, tiny_path):
     done = pearl("-m", tiny_path, "-p", "hi", "-n", "3", "--temp", "0")
     assert (done.returncode, done.stdout.count("\n")) == (0, 1)

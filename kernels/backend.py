@@ -24,6 +24,10 @@ DELTA_NORM_EPS = 1e-6
 """Added to the sum of squares that the delta rule divides queries and keys by the root of: transformers' and FLA's."""
 
 
+class NotNumbersError(ValueError):
+    """Router logits among which no choice can be made, since they are NaN."""
+
+
 @dataclass(frozen=True, slots=True)
 class Weight:
     """A matrix [n_rows, n_cols] as GGUF blocks: `data` is uint8 [n_rows, row_bytes], never unpacked."""

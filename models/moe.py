@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.backend import SILU, Activations, Array, Backend, ExpertBiases, GatedUnit
+from kernels.backend import SILU, Activations, Array, Backend, ExpertBiases, GatedUnit, NotNumbersError
 from models.config import ModelConfig
+from models.errors import PearlError
 from models.expert_provider import ExpertProvider, RouterWeights
 from models.shared_expert import SharedExpert
 from models.weights import WeightSource
@@ -63,9 +64,16 @@ class MoE:
     def choose(
         self, backend: Backend, x: Array, a: Activations, router_logits: Array, provider: ExpertProvider
     ) -> Array:
-        """The rest: `provider` chooses and computes."""
+        """The rest: `provider` chooses and computes. Raises PearlError where there are no numbers to choose by."""
         layer = self.router.layer
-        routing = provider.select(layer, x, a, router_logits)
+        try:
+            routing = provider.select(layer, x, a, router_logits)
+        except NotNumbersError as error:
+            before = f"layer {layer - 1} or " if layer else ""
+            raise PearlError(
+                f"{before}the attention of layer {layer} produced NaN: weights or activations overflow; check the file "
+                "(pearl info) or convert it again with a wider type (bf16, f32)"
+            ) from error
         if self.shared is None:
             return provider.compute(layer, a, routing)
         return provider.compute(layer, a, routing) + self.shared(backend, a)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numba import njit
 
-from kernels.backend import RouterSpec
+from kernels.backend import NotNumbersError, RouterSpec
 
 _GATINGS = {"softmax": 0, "sigmoid": 1, "softmax_topk": 2, "sparsemixer": 3}
 _NO_BIAS = np.zeros(0, np.float32)
@@ -140,7 +140,7 @@ def route(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(topk_ids int32 [T, K], topk_weights float32 [T, K]) for float32 router_logits [T, E], fresh arrays.
 
-    Scores are float64 inside. Raises ValueError for an unknown gating and for logits that are not numbers.
+    Scores are float64 inside. Raises ValueError for an unknown gating, NotNumbersError for logits that are not numbers.
     """
     if spec.gating not in _GATINGS:
         raise ValueError(f"router gating {spec.gating!r}; there are {', '.join(_GATINGS)}")
@@ -150,5 +150,5 @@ def route(
     gating, groups = _GATINGS[spec.gating], (spec.num_groups, spec.num_groups_used, spec.mixer_threshold)
     failed = _route(router_logits, bias, gating, spec.norm_topk_prob, spec.scale, *groups, topk_ids, topk_weights)
     if failed >= 0:
-        raise ValueError(f"router logits of token {failed} are not numbers")
+        raise NotNumbersError(f"router logits of token {failed} are not numbers")
     return topk_ids, topk_weights

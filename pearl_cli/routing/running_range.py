@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernels.backend import NotNumbersError
+
 
 class RunningRange:
     """value float64 [L]: the moving mean of (largest - smallest score) over the tokens seen, NaN before the first,
@@ -15,9 +17,9 @@ class RunningRange:
         self._smoothing = smoothing
 
     def update(self, layer: int, width: float) -> float:
-        """One token; returns the value after it. Raises ValueError for scores that are no numbers."""
+        """One token; returns the value after it. Raises NotNumbersError for scores that are no numbers."""
         if not np.isfinite(width):
-            raise ValueError(f"router logits of layer {layer} are not numbers")
+            raise NotNumbersError(f"router logits of layer {layer} are not numbers")
         before = self.value[layer]
         after = width if np.isnan(before) else (1.0 - self._smoothing) * before + self._smoothing * width
         self.value[layer] = after

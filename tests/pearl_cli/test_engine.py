@@ -12,7 +12,7 @@ import pytest
 
 from kernels.reference.backend import ReferenceBackend
 from models.config import ModelConfig
-from models.errors import UsageError
+from models.errors import PearlError, UsageError
 from models.expert_store import ExpertStore
 from models.gguf import GGUFModel
 from models.loader import load_model
@@ -21,8 +21,9 @@ from pearl_cli.engine import Engine
 from pearl_cli.open_engine import OpenedEngine, open_engine
 from pearl_cli.options import RunOptions
 from pearl_cli.residency.controller import CallCancelled
+from pearl_cli.sampling import Sampler, SamplingParams
 from pearl_cli.sizes import Size
-from tests.tiny_gguf import tiny_moe
+from tests.tiny_gguf import f32, tiny_moe
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 89]
 
@@ -175,3 +176,23 @@ def test_tight_slots_and_scarce_memory_are_said(model_path: Path, monkeypatch: p
         pass
     assert "hold less than one of a layer's experts and every token uses 2" in said[0]
     assert "only 1MiB is free" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("layer", "where"),
+    [(0, "layer 0 or the attention of layer 1 produced"), (1, "layer 1 or the att"), (2, "the last layer produced")],
+)
+@pytest.mark.parametrize("routing", ["exact", "psr"])
+def test_an_overflow_is_ascribed_to_the_layer_that_it_came_from(
+    layer: int, where: str, routing: str, tmp_path: Path
+) -> None:
+    """The down projections of one layer are infinite, as bf16 weights beyond f16's range once were."""
+    tiny = tiny_moe("qwen3moe", num_layers=3)
+    poisoned = f"blk.{layer}.ffn_down_exps.weight"
+    huge = f32(poisoned, tiny.weights[poisoned] * np.float32("inf"))
+    tiny.tensors = [huge if tensor.name == poisoned else tensor for tensor in tiny.tensors]
+    options = RunOptions(threads=1, ctx_size=64, routing=routing)
+    with np.errstate(all="ignore"), open_engine(tiny.write(tmp_path / "t.gguf"), options) as opened:
+        sampler = Sampler(SamplingParams(temperature=0), opened.config.vocab_size)
+        with pytest.raises(PearlError, match=where):
+            list(opened.engine.generate(PROMPT, sampler, 1, frozenset()))

@@ -4,21 +4,21 @@ another function of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.rows import Bytes, Floats, Rows
+from convert.rows import Bytes, Floats, Rearranged, Rows
 from kernels.quant_types import QuantType, block_size, row_bytes
 
 Order = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class OrderedRows:
-    """Row i is row order[i] of `base`; neighbours there are read together."""
+class OrderedRows(Rearranged):
+    """Row i is row order[i] of `base`."""
 
     base: Rows
     order: Order
@@ -27,24 +27,8 @@ class OrderedRows:
     def n_rows(self) -> int:
         return int(self.order.size)
 
-    @property
-    def n_cols(self) -> int:
-        return self.base.n_cols
-
-    @property
-    def quant_type(self) -> QuantType | None:
-        return self.base.quant_type
-
-    def raw(self, first: int, n: int) -> Bytes:
-        return np.concatenate([self.base.raw(*run) for run in self._runs(first, n)])
-
-    def floats(self, first: int, n: int) -> Floats:
-        return np.concatenate([self.base.floats(*run) for run in self._runs(first, n)])
-
-    def _runs(self, first: int, n: int) -> Iterator[tuple[int, int]]:
-        wanted = self.order[first : first + n]
-        for run in np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1):
-            yield int(run[0]), int(run.size)
+    def source_rows(self, rows: Order) -> Order:
+        return self.order[rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class Slice:
 
 
 class Rearranged(ABC):
-    """Rows of `base` in another order: the stretch that holds those asked for is read, and they are taken out of it."""
+    """Rows of `base` in another order: each is read once, neighbours in `base` together."""
 
     __slots__ = ()
     base: Rows
@@ -166,18 +166,18 @@ class Rearranged(ABC):
         return self.base.quant_type
 
     def raw(self, first: int, n: int) -> Bytes:
-        start, span, order = self._stretch(first, n)
-        return self.base.raw(start, span).reshape(span, -1)[order].reshape(-1)
+        runs, place = self._runs(first, n)
+        return np.concatenate([self.base.raw(*run).reshape(run[1], -1) for run in runs])[place].reshape(-1)
 
     def floats(self, first: int, n: int) -> Floats:
-        start, span, order = self._stretch(first, n)
-        return self.base.floats(start, span)[order]
+        runs, place = self._runs(first, n)
+        return np.concatenate([self.base.floats(*run) for run in runs])[place]
 
-    def _stretch(self, first: int, n: int) -> tuple[int, int, NDArray[np.int64]]:
-        """(first row of `base`, number of rows) to read, and which of these to take in turn."""
-        rows = self.source_rows(np.arange(first, first + n))
-        start = int(rows.min())
-        return start, int(rows.max()) + 1 - start, rows - start
+    def _runs(self, first: int, n: int) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
+        """([(first row of `base`, number of rows)] to read, ascending, and which of the rows read to take in turn)."""
+        wanted, place = np.unique(self.source_rows(np.arange(first, first + n)), return_inverse=True)
+        runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
+        return [(int(run[0]), int(run.size)) for run in runs], place
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Experts without a model: a file of random expert matrices, the store over it, and the answer with everything in
 memory.
 
-Also the reads that tests put between queue and disk: delayed, failing, gated.
+Also the reads that tests put between queue and disk (delayed, failing, gated), and calls whose results are compared.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kernels.grouping import group_by_expert
 from kernels.quant_types import QuantType
 from kernels.reference.backend import ReferenceBackend
 from models.expert_provider import RouterWeights, Routing
+from pearl_cli.residency.controller import ResidencyController
 
 HIDDEN, WIDTH = 64, 32
 
@@ -147,3 +148,29 @@ class GatedReads:
     def allow(self, count: int = 1) -> None:
         for _ in range(count):
             self.permits.release()
+
+
+def run_calls(
+    controller: ResidencyController,
+    store: FakeStore,
+    seed: int,
+    sizes: list[int],
+    after: Callable[[ResidencyController], None] | None = None,
+) -> None:
+    """Forward calls of `sizes` tokens with random routing; every layer's result must equal the resident one bit for
+    bit. after: looks at the controller behind each call.
+    """
+    rng = np.random.default_rng(seed)
+    backend = ReferenceBackend()
+    for n_tokens in sizes:
+        controller.begin(np.zeros(n_tokens, np.int64), 0, "decode" if n_tokens == 1 else "prefill")
+        for layer in store.moe_layers():
+            x = rng.standard_normal((n_tokens, HIDDEN)).astype(np.float32)
+            logits = rng.standard_normal((n_tokens, store.num_experts)).astype(np.float32)
+            a = backend.activations(x)
+            routing = controller.select(layer, x, a, logits)
+            got = controller.compute(layer, a, routing)
+            np.testing.assert_array_equal(got, store.expected(layer, x, routing))
+        controller.end()
+        if after is not None:
+            after(controller)

@@ -1,4 +1,4 @@
-"""A controller that streams random experts to an emulated device, and calls whose every result is compared."""
+"""A controller that streams random experts to an emulated device."""
 
 from __future__ import annotations
 
@@ -67,21 +67,3 @@ def device_controller(
         yield controller
     finally:
         controller.close()
-
-
-def run_calls(controller: ResidencyController, store: FakeStore, seed: int, sizes: list[int]) -> None:
-    """Forward calls of `sizes` tokens with random routing; every layer's result must equal the resident one bit for
-    bit.
-    """
-    rng = np.random.default_rng(seed)
-    backend = ReferenceBackend()
-    for n_tokens in sizes:
-        controller.begin(np.zeros(n_tokens, np.int64), 0, "decode" if n_tokens == 1 else "prefill")
-        for layer in store.moe_layers():
-            x = rng.standard_normal((n_tokens, HIDDEN)).astype(np.float32)
-            logits = rng.standard_normal((n_tokens, store.num_experts)).astype(np.float32)
-            a = backend.activations(x)
-            routing = controller.select(layer, x, a, logits)
-            got = controller.compute(layer, a, routing)
-            np.testing.assert_array_equal(got, store.expected(layer, x, routing))
-        controller.end()

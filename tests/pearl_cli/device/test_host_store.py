@@ -14,8 +14,8 @@ from kernels.gpu.timeline import Timeline
 from pearl_cli.device import host_store
 from pearl_cli.device.copy_queue import CopyQueue
 from pearl_cli.device.host_store import MIB, PinnedRing
-from tests.fake_experts import FakeStore
-from tests.pearl_cli.device.streaming import device_controller, run_calls
+from tests.fake_experts import FakeStore, run_calls
+from tests.pearl_cli.device.streaming import device_controller
 
 SIZES = [3, 1, 1, 9, 1, 1]
 

@@ -15,8 +15,8 @@ from pearl_cli.device.miss_rule import MissRule
 from pearl_cli.device.mixed_controller import MixedController
 from pearl_cli.residency.build import ExpertPlaces
 from pearl_cli.residency.slot_plan import full_bytes, plan_slots
-from tests.fake_experts import HIDDEN, WIDTH, FakeStore
-from tests.pearl_cli.device.streaming import device_controller, run_calls
+from tests.fake_experts import HIDDEN, WIDTH, FakeStore, run_calls
+from tests.pearl_cli.device.streaming import device_controller
 
 SIZES = [5, 1, 1, 1, 24, 1, 1, 1, 2, 1, 1, 1]
 

@@ -12,8 +12,8 @@ from kernels.gpu.race_checker import RaceError
 from pearl_cli.device.copy_queue import CopyQueue
 from pearl_cli.device.host_tier import HostTier
 from pearl_cli.residency.transfer import Load
-from tests.fake_experts import FakeStore
-from tests.pearl_cli.device.streaming import device_controller, run_calls
+from tests.fake_experts import FakeStore, run_calls
+from tests.pearl_cli.device.streaming import device_controller
 
 SIZES = [1, 1, 6, 1, 1, 9, 1]
 

@@ -18,9 +18,9 @@ from pearl_cli.device.host_tier import HostTier
 from pearl_cli.device.miss_rule import MissRule
 from pearl_cli.device.store_in_place import lock_limit
 from pearl_cli.residency.arena import SlotArena
-from tests.fake_experts import FakeStore
+from tests.fake_experts import FakeStore, run_calls
 from tests.pearl_cli.device.memory_file import MemoryFile
-from tests.pearl_cli.device.streaming import device_controller, run_calls
+from tests.pearl_cli.device.streaming import device_controller
 from tests.pearl_cli.device.test_streamed_device import Guess
 
 SIZES = [5, 1, 1, 1, 24, 1, 1, 2, 1]

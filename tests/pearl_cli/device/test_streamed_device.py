@@ -15,8 +15,8 @@ from models.expert_provider import Routing
 from pearl_cli.device.copy_queue import CopyQueue
 from pearl_cli.predict.base import Forecast
 from pearl_cli.residency.ablations import CopyPieces
-from tests.fake_experts import DelayedReads, FakeStore, read_file
-from tests.pearl_cli.device.streaming import device_controller, run_calls
+from tests.fake_experts import DelayedReads, FakeStore, read_file, run_calls
+from tests.pearl_cli.device.streaming import device_controller
 
 SIZES = [5, 1, 1, 1, 24, 1, 1, 1, 2, 1]
 

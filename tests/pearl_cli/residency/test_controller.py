@@ -18,7 +18,7 @@ from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.eviction import POLICY_NAMES, make_policy
 from pearl_cli.residency.slot_plan import floor_bytes, full_bytes, plan_slots
 from pearl_cli.routing.exact import ExactRouting
-from tests.fake_experts import HIDDEN, WIDTH, DelayedReads, FakeStore, read_file
+from tests.fake_experts import HIDDEN, WIDTH, DelayedReads, FakeStore, read_file, run_calls
 
 K = 2
 
@@ -63,23 +63,9 @@ def controller_for(
         controller.close()
 
 
-def run_calls(controller: ResidencyController, store: FakeStore, seed: int, sizes: list[int]) -> None:
-    """Forward calls of `sizes` tokens with random routing; every layer's result must equal the resident one bit for
-    bit.
-    """
-    rng = np.random.default_rng(seed)
-    backend = ReferenceBackend()
-    for n_tokens in sizes:
-        controller.begin(np.zeros(n_tokens, np.int64), 0, "decode" if n_tokens == 1 else "prefill")
-        for layer in store.moe_layers():
-            x = rng.standard_normal((n_tokens, HIDDEN)).astype(np.float32)
-            logits = rng.standard_normal((n_tokens, store.num_experts)).astype(np.float32)
-            a = backend.activations(x)
-            routing = controller.select(layer, x, a, logits)
-            got = controller.compute(layer, a, routing)
-            np.testing.assert_array_equal(got, store.expected(layer, x, routing))
-        controller.end()
-        check_slots(controller)
+def run_checked(controller: ResidencyController, store: FakeStore, seed: int, sizes: list[int]) -> None:
+    """`run_calls`, with the slots looked at after each call."""
+    run_calls(controller, store, seed, sizes, check_slots)
 
 
 def check_slots(controller: ResidencyController) -> None:
@@ -104,7 +90,7 @@ def check_slots(controller: ResidencyController) -> None:
 def test_every_budget_equals_resident(tmp_path: Path, share: float, layout: str) -> None:
     store = FakeStore(tmp_path / "experts", layout=layout, num_experts=8)
     with controller_for(store, share) as controller:
-        run_calls(controller, store, seed=1, sizes=[5, 1, 1, 1, 40, 1, 1, 1, 2, 1])
+        run_checked(controller, store, seed=1, sizes=[5, 1, 1, 1, 40, 1, 1, 1, 2, 1])
 
 
 def test_a_layer_that_holds_everything_is_only_noted(tmp_path: Path) -> None:
@@ -117,9 +103,9 @@ def test_a_layer_that_holds_everything_is_only_noted(tmp_path: Path) -> None:
         states = [state for state in controller.layers if state is not None]
         assert not any(state.whole for state in states)
         for seed in range(4):
-            run_calls(controller, store, seed, [1, 3, 1])
+            run_checked(controller, store, seed, [1, 3, 1])
             assert all(state.whole for state in states)
-            run_calls(careful, store, seed, [1, 3, 1])
+            run_checked(careful, store, seed, [1, 3, 1])
             assert not any(state.whole for state in careful.layers)
             for name in ("n_tokens", "hits", "misses"):
                 assert getattr(controller.totals, name) == getattr(careful.totals, name)
@@ -130,7 +116,7 @@ def test_a_layer_that_holds_everything_is_only_noted(tmp_path: Path) -> None:
                 )
         controller.drop_residents()
         assert not any(state.whole for state in states)
-        run_calls(controller, store, 9, [1, 1])
+        run_checked(controller, store, 9, [1, 1])
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
@@ -139,7 +125,7 @@ def test_every_policy_under_delays(tmp_path: Path, policy: str, io_threads: int)
     store = FakeStore(tmp_path / "experts", layout="shards" if io_threads == 2 else "stacked")
     delayed = DelayedReads(read_file(store.path), seed=io_threads)
     with controller_for(store, 0.3, policy, delayed, io_threads) as controller:
-        run_calls(controller, store, seed=2, sizes=[9, 1, 1, 1, 1, 30, 1, 1])
+        run_checked(controller, store, seed=2, sizes=[9, 1, 1, 1, 1, 30, 1, 1])
 
 
 def test_residents_do_not_depend_on_timing(tmp_path: Path) -> None:
@@ -149,7 +135,7 @@ def test_residents_do_not_depend_on_timing(tmp_path: Path) -> None:
     for seed, io_threads in [(0, 1), (1, 4), (2, 3)]:
         delayed = DelayedReads(read_file(store.path), seed)
         with controller_for(store, 0.4, "lfru", delayed, io_threads) as controller:
-            run_calls(controller, store, seed=3, sizes=[20, 1, 1, 1, 1, 1])
+            run_checked(controller, store, seed=3, sizes=[20, 1, 1, 1, 1, 1])
             kept.append([state.cache.resident.copy() for state in controller.layers if state is not None])
     for other in kept[1:]:
         np.testing.assert_array_equal(kept[0], other)
@@ -158,7 +144,7 @@ def test_residents_do_not_depend_on_timing(tmp_path: Path) -> None:
 def test_layer_without_experts(tmp_path: Path) -> None:
     store = FakeStore(tmp_path / "experts", num_layers=4, dense_layers=(0, 2))
     with controller_for(store, 0.2) as controller:
-        run_calls(controller, store, seed=4, sizes=[3, 1, 1])
+        run_checked(controller, store, seed=4, sizes=[3, 1, 1])
         assert controller.layers[0] is None
         with pytest.raises(ValueError, match="layer 0 has no experts"):
             controller.select(0, None, Activations(None), None)
@@ -191,15 +177,15 @@ def test_failed_read_is_reported_and_mended(tmp_path: Path) -> None:
         plain(file_index, offset, out, needed_bytes)
 
     with controller_for(store, 0.3, read=read, io_threads=2) as controller:
-        run_calls(controller, store, seed=5, sizes=[10, 1])
+        run_checked(controller, store, seed=5, sizes=[10, 1])
         broken["now"] = True
         with pytest.raises(ReadFailure, match="Input/output error"):
-            run_calls(controller, store, seed=6, sizes=[1, 1, 1])
+            run_checked(controller, store, seed=6, sizes=[1, 1, 1])
         controller.begin(np.zeros(0, np.int64), 0, "decode")  # waits for reads in flight
         controller.end()
         check_slots(controller)
         broken["now"] = False
-        run_calls(controller, store, seed=7, sizes=[1, 1, 12, 1])
+        run_checked(controller, store, seed=7, sizes=[1, 1, 12, 1])
 
 
 def test_interrupt_while_waiting_leaves_a_usable_controller(tmp_path: Path) -> None:
@@ -219,8 +205,8 @@ def test_interrupt_while_waiting_leaves_a_usable_controller(tmp_path: Path) -> N
     with controller_for(store, 0.2, read=delayed, io_threads=2) as controller:
         controller._backend = Interrupting()
         with pytest.raises(KeyboardInterrupt):
-            run_calls(controller, store, seed=8, sizes=[20])
-        run_calls(controller, store, seed=9, sizes=[1, 1, 20, 1])
+            run_checked(controller, store, seed=8, sizes=[20])
+        run_checked(controller, store, seed=9, sizes=[1, 1, 20, 1])
 
 
 def test_no_read_touches_a_slot_in_use(tmp_path: Path) -> None:
@@ -246,7 +232,7 @@ def test_no_read_touches_a_slot_in_use(tmp_path: Path) -> None:
 
     with controller_for(store, 0.15, read=read, io_threads=4) as controller:
         holder.append(controller)
-        run_calls(controller, store, seed=11, sizes=[16, 1, 1, 30, 1, 1, 1])
+        run_checked(controller, store, seed=11, sizes=[16, 1, 1, 30, 1, 1, 1])
     assert not problems
 
 
@@ -274,7 +260,7 @@ def test_loading_everything_makes_every_demand_a_hit(tmp_path: Path) -> None:
         controller.load_experts(places.in_file_order(), told.append)
         assert sum(told) == places.expert_bytes_total
         check_slots(controller)
-        run_calls(controller, store, seed=12, sizes=[1, 8, 1])
+        run_checked(controller, store, seed=12, sizes=[1, 8, 1])
         assert controller.demand.misses.sum() == 0
 
 
@@ -283,4 +269,4 @@ def test_loading_stops_at_the_budget(tmp_path: Path) -> None:
     with controller_for(store, 0.3) as controller:
         controller.load_experts(ExpertPlaces.of(store).in_file_order())
         check_slots(controller)
-        run_calls(controller, store, seed=13, sizes=[1, 8, 1])
+        run_checked(controller, store, seed=13, sizes=[1, 8, 1])

@@ -106,7 +106,7 @@ class LogicalCache:
             self._expected[layer] = expected[-1]
         for token, row in enumerate(topk_ids):
             cache.event(row, expected[token] if expected is not None else None)
-            self.ahead[layer, row] = False
+        self.ahead[layer, topk_ids] = False
 
     def insert(self, layer: int, likely: np.ndarray, at_most: int) -> tuple[np.ndarray, np.ndarray]:
         """Make the first `at_most` experts of `likely` that are not resident so ahead of a use: (they, what left for

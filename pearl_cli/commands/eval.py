@@ -61,6 +61,8 @@ def command(
         raise UsageError("--plot draws prices; add at least one --compare")
     settings = [routing_settings(options, simulated=True)]
     settings += [parse_routing(flags, options, "--compare", simulated=True) for flags in compare]
+    if plot is not None and any(each.exact and each.residency is None for each in settings):
+        raise UsageError("--plot counts misses of every setting, exact routing too: give --residency")
     request = EvalRequest(settings, score, chunks, logits=logits, kld_base=kld_base)
     with open_for_eval(options, request, terminal) as session:
         ids = read_ids(file, session.tokenizer, session.opened.gguf.metadata)

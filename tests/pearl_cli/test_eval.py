@@ -218,6 +218,9 @@ def test_a_plot_needs_something_to_compare_and_a_place(
     args = ["eval", "-m", str(hf[1]), "-f", str(text), "-c", "32", "--residency", "50%", "--evict", "lru"]
     assert main([*args, "--plot", str(tmp_path / "p.svg")]) == 2
     assert "--compare" in capsys.readouterr().err
+    unsized = ["eval", "-m", str(hf[1]), "-f", str(text), "-c", "32", "--compare", "psr"]
+    assert main([*unsized, "--plot", str(tmp_path / "p.svg")]) == 2
+    assert "give --residency" in capsys.readouterr().err
     assert main([*args, "--compare", "psr", "--plot", str(tmp_path / "none" / "p.svg")]) == 2
     out, err = capsys.readouterr()
     assert "price" in out

@@ -22,6 +22,9 @@ from models.errors import ReadFailure
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+# Wanted rows with at most one other between them are read together: never more than twice what is wanted, and rows
+# that take turns with others do not cost a read each.
+_CLOSE = 2
 
 
 class Rows(Protocol):
@@ -148,7 +151,7 @@ class Slice:
 
 
 class Rearranged(ABC):
-    """Rows of `base` in another order: each is read once, neighbours in `base` together."""
+    """Rows of `base` in another order: each is read once, those that lie close together there in one read."""
 
     __slots__ = ()
     base: Rows
@@ -175,9 +178,14 @@ class Rearranged(ABC):
 
     def _runs(self, first: int, n: int) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
         """([(first row of `base`, number of rows)] to read, ascending, and which of the rows read to take in turn)."""
-        wanted, place = np.unique(self.source_rows(np.arange(first, first + n)), return_inverse=True)
-        runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
-        return [(int(run[0]), int(run.size)) for run in runs], place
+        source = self.source_rows(np.arange(first, first + n))
+        wanted = np.unique(source)
+        new_run = np.diff(wanted) > _CLOSE
+        firsts, lasts = wanted[np.r_[True, new_run]], wanted[np.r_[new_run, True]]
+        sizes = lasts - firsts + 1
+        run = np.searchsorted(firsts, source, side="right") - 1
+        place: NDArray[np.int64] = source - firsts[run] + (np.cumsum(sizes) - sizes)[run]
+        return list(zip(firsts.tolist(), sizes.tolist(), strict=True)), place
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,3 +228,21 @@ def test_views_read_in_any_pieces(quant_type: QuantType, tmp_path: Path) -> None
             spans = [(at, min(size, made.n_rows - at)) for at in range(0, made.n_rows, size)]
             assert b"".join(made.raw(*span).tobytes() for span in spans) == whole.tobytes()
             np.testing.assert_array_equal(np.concatenate([made.floats(*s) for s in spans]), whole.astype(np.float32))
+
+
+def test_rows_that_take_turns_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over transposed matrices each read takes in whole matrices, so one a row would read them again and again."""
+    stored = np.arange(48, dtype="<f4")
+    (tmp_path / "rows").write_bytes(stored.tobytes())
+    reads: list[int] = []
+    read = OpenFile.read
+
+    def counted(file: OpenFile, offset: int, n_bytes: int) -> np.ndarray:
+        reads.append(n_bytes)
+        return read(file, offset, n_bytes)
+
+    monkeypatch.setattr(OpenFile, "read", counted)
+    base = FileRows(OpenFile(tmp_path / "rows"), 0, 4, 12, QuantType.F32)
+    every_other = EveryNth(TransposedRows(base, 4), 1, 2, 6)
+    np.testing.assert_array_equal(every_other.floats(0, 6), stored.reshape(4, 12).T[1::2])
+    assert reads == [stored.nbytes]

@@ -202,7 +202,7 @@ class CopyQueue:
 
     def _finish(self, load: Load) -> None:
         key, slot = _key(load), load.slot
-        addresses = [self._arena.addresses[slot] + place.slot_offset + place.lead for place in load.places]
+        addresses = [self._arena.address(slot, place) for place in load.places]
         there = [self._arena.region(slot, place, (*key, i)) for i, place in enumerate(load.places)]
         mark = self._table.flip(*key, slot, addresses, there)
         self._marks.copied[slot] = mark

@@ -19,7 +19,7 @@ class VramArena(Slots):
 
     def offset(self, slot: int, place: Place) -> int:
         """Where in `memory` the matrix of `place` begins."""
-        return self.addresses[slot] - self.memory.address + place.slot_offset + place.lead
+        return self.address(slot, place) - self.memory.address
 
     def region(self, slot: int, place: Place, tag: Hashable) -> Region:
         """The bytes of the matrix, for race checking."""

@@ -153,9 +153,8 @@ class HostTier:
         slot, place = self._slot_of[key], self._places[key[0]][key[1]][linear]
         return self._arena.address(slot, place)
 
-    def fill(self, keys: Iterable[Key], progress: Callable[[int], None] | None = None) -> None:
-        """Read experts in the given order while there is room; progress(n_bytes) is told of each. Raises ReadFailure.
-        """
+    def fill(self, keys: Iterable[Key]) -> None:
+        """Read experts in the given order while there is room. Raises ReadFailure."""
         for key in keys:
             if key in self._slot_of or key in self._loads:
                 continue
@@ -166,8 +165,6 @@ class HostTier:
             for fetched in self.take(block=True):
                 if fetched.error is not None:
                     raise ReadFailure(str(fetched.error)) from fetched.error
-                if progress is not None:
-                    progress(sum(place.n_bytes for place in self._places[fetched.key[0]][fetched.key[1]]))
 
     def abort(self) -> None:
         """Forget what is on its way from disk; waits for the reads in flight."""

@@ -199,8 +199,9 @@ class Engine:
         keep_at: int,
     ) -> np.ndarray:
         generation.prompt_tokens = len(prompt_ids)
-        generation.reused_tokens = self._reusable(prompt_ids)
-        generation.repeated_tokens = self._shared(prompt_ids) - generation.reused_tokens
+        shared = self._shared(prompt_ids)
+        generation.reused_tokens = self.cache.rewindable(shared)
+        generation.repeated_tokens = shared - generation.reused_tokens
         before, started = self._totals(), time.perf_counter()
         logits = self.prefill(prompt_ids, progress, cancelled, keep_at)
         generation.prompt_ms = (time.perf_counter() - started) * 1e3

@@ -271,6 +271,8 @@ def _build(
     """
     routers, policy, routing, reader, io_threads = parts
     config, places, plan, depth = ground.config, ground.places, ground.plan, ground.fetch_depth
+    if plan.all_resident:
+        predictor = None  # there is nothing to fetch
     if ground.on_device is not None:
         return open_on_device(
             options, ground.on_device, config, places, routers, policy, routing, reader.read, io_threads, predictor,

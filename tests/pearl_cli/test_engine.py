@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from models.resident import ResidentExperts
 from pearl_cli.engine import Engine
 from pearl_cli.open_engine import OpenedEngine, open_engine
 from pearl_cli.options import RunOptions
+from pearl_cli.predict.next_gate import NextGate
 from pearl_cli.residency.controller import CallCancelled
 from pearl_cli.sampling import Sampler, SamplingParams
 from pearl_cli.sizes import Size
@@ -196,3 +198,22 @@ def test_an_overflow_is_ascribed_to_the_layer_that_it_came_from(
         sampler = Sampler(SamplingParams(temperature=0), opened.config.vocab_size)
         with pytest.raises(PearlError, match=where):
             list(opened.engine.generate(PROMPT, sampler, 1, frozenset()))
+
+
+@pytest.mark.parametrize(("percent", "asked"), [(100, False), (50, True)])
+def test_nobody_is_asked_what_to_fetch_where_everything_is_there(
+    percent: int, asked: bool, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers: list[int] = []
+    plain = NextGate.forecast
+
+    def forecast(self: NextGate, layer: int, *rest: Any) -> Any:
+        layers.append(layer)
+        return plain(self, layer, *rest)
+
+    monkeypatch.setattr(NextGate, "forecast", forecast)
+    options = RunOptions(threads=1, ctx_size=64, budget=Size(percent=percent), predictor="next-gate")
+    with open_engine(model_path, options) as opened:
+        opened.engine.prefill(PROMPT)
+        opened.engine.decode_step(4)
+    assert bool(layers) == asked

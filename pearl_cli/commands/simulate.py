@@ -68,6 +68,7 @@ def command(
     as_json: bool,
 ) -> None:
     from pearl_cli.predict.train_data import load_recorded
+    from pearl_cli.residency.uneven_split import Split
     from pearl_cli.simulate.cost_model import Machine
     from pearl_cli.simulate.run import Setting
     from pearl_cli.simulate.run import ablate as run_ablations
@@ -83,7 +84,8 @@ def command(
     used = read_trace(usage) if usage is not None else None
     if used is not None and (used.num_layers, used.num_experts) != (routes.num_layers, routes.num_experts):
         raise UsageError(f"--usage {usage}: the trace is of another shape than {trace}; give one of the same model")
-    setting = Setting(machine, scope, rules, predictor, stride, usage=used, split=split)
+    chosen_split = Split.of_trace(used or routes) if split == "uneven" else None
+    setting = Setting(machine, scope, rules, predictor, stride, usage=used, split=chosen_split)
     budget_bytes = budget.of(routes.total_expert_bytes)
     if scope == "global" and not plot and budget_bytes < routes.token_cycle_bytes:
         Terminal().warn(_below_a_cycle(budget_bytes, routes.token_cycle_bytes))

@@ -24,7 +24,7 @@ ENGINE_ONLY = ("pearl", "belady-bypass", ON_DEMAND)
 @dataclass(frozen=True, slots=True)
 class Setting:
     """How to replay. rules "pool" or "engine"; predictor as `ReplayForecasts` names it; governed: fetch what pays.
-    usage: what `static` and an uneven `split` go by, else the replayed trace itself.
+    usage: what `static` goes by, else the replayed trace itself; split: of slots over layers, None for evenly.
     """
 
     machine: Machine
@@ -36,7 +36,7 @@ class Setting:
     fetch: bool = True
     seed: int = 0
     usage: RouteTrace | None = None
-    split: str = "even"
+    split: Split | None = None
 
 
 def simulate(
@@ -56,7 +56,7 @@ def simulate(
     if setting.rules == "engine":
         slots = _slots(trace, evict, budget_bytes, setting)
         result = _replay_slots(trace, evict, slots, forecasts, next_use, cost, usage.use_counts())
-    elif evict in ENGINE_ONLY or cost.forecaster is not None or setting.split == "uneven":
+    elif evict in ENGINE_ONLY or cost.forecaster is not None or setting.split is not None:
         raise UsageError(f"--evict {evict} --predictor {setting.predictor} needs --rules engine")
     else:
         policy = None if evict == "belady" else make_policy(evict, _popularity(usage, setting.scope == "global"))
@@ -77,10 +77,10 @@ def _slots(trace: RouteTrace, evict: str, budget_bytes: int, setting: Setting) -
     """Slots of each layer. Raises UsageError where an uneven split cannot give each layer its least."""
     if evict == ON_DEMAND:
         return [0] * trace.num_layers
-    if setting.split == "even":
+    if setting.split is None:
         return [int(budget_bytes / trace.num_layers // n_bytes) for n_bytes in trace.expert_bytes]
     try:
-        return split_slots(Split.of_trace(setting.usage or trace), trace.expert_bytes.tolist(), budget_bytes)
+        return split_slots(setting.split, trace.expert_bytes.tolist(), budget_bytes)
     except ValueError as error:
         raise UsageError(f"--split uneven: {error}; give a larger --budget") from error
 

@@ -16,7 +16,6 @@ from models.errors import UsageError
 from pearl_cli.sizes import Size, SizeParam
 from pearl_cli.trace import RouteTrace, read_trace
 
-_ENGINE_ONLY = ("on-demand", "pearl", "belady-bypass")
 POLICIES = ("on-demand", "lru", "lfu", "lfru", "least-stale", "random", "static", "pearl", "belady", "belady-bypass")
 _PLOT_PERCENTS = (5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 100)
 
@@ -70,13 +69,13 @@ def command(
     from pearl_cli.predict.train_data import load_recorded
     from pearl_cli.residency.uneven_split import Split
     from pearl_cli.simulate.cost_model import Machine
-    from pearl_cli.simulate.run import Setting
+    from pearl_cli.simulate.run import ENGINE_ONLY, Setting
     from pearl_cli.simulate.run import ablate as run_ablations
     from pearl_cli.terminal import Terminal
 
     recorded = load_recorded(trace, hidden) if hidden is not None else None
     routes = recorded.trace if recorded is not None else read_trace(trace)
-    ahead = predictor != "none" or ablate or evict in _ENGINE_ONLY or split == "uneven"
+    ahead = predictor != "none" or ablate or evict in ENGINE_ONLY or split == "uneven"
     rules = rules or ("engine" if ahead else "pool")
     if rules == "engine" and scope == "global":
         raise UsageError("--rules engine has slots per layer; use --scope layer, or --rules pool for one global pool")
@@ -89,7 +88,7 @@ def command(
     budget_bytes = budget.of(routes.total_expert_bytes)
     if scope == "global" and not plot and budget_bytes < routes.token_cycle_bytes:
         Terminal().warn(_below_a_cycle(budget_bytes, routes.token_cycle_bytes))
-    names = [evict] if evict else [name for name in POLICIES if rules == "engine" or name not in _ENGINE_ONLY]
+    names = [evict] if evict else [name for name in POLICIES if rules == "engine" or name not in ENGINE_ONLY]
     if plot:
         click.echo(_plot(routes, names, setting, recorded))
         return

@@ -90,16 +90,10 @@ def _qwen3_5(config: HfValues) -> Fields:
 
 def _recurrent_layers(config: HfValues) -> tuple[bool, ...]:
     """Which layers have a delta net: as listed, or all but every fourth."""
-    kinds, n = config.values.get("layer_types"), config.integer("num_hidden_layers")
-    if kinds is None:
+    if config.values.get("layer_types") is None:
         interval = config.integer("full_attention_interval", default=4)
-        return tuple((layer + 1) % max(interval, 1) != 0 for layer in range(n))
-    if not isinstance(kinds, list) or len(kinds) != n:
-        raise CheckpointError(f"{config.path}: layer_types does not name the kind of each of {n} layers")
-    strange = next((kind for kind in kinds if kind not in ("linear_attention", "full_attention")), None)
-    if strange is not None:
-        raise UnsupportedError(f"{config.path}: layer type {strange!r} is not supported")
-    return tuple(kind == "linear_attention" for kind in kinds)
+        return tuple((layer + 1) % max(interval, 1) != 0 for layer in range(config.integer("num_hidden_layers")))
+    return tuple(kind == "linear_attention" for kind in config.layer_types("linear_attention", "full_attention"))
 
 
 def _rotated(config: HfValues, default: float) -> int:
@@ -133,17 +127,16 @@ def _gpt_oss(config: HfValues) -> Fields:
     config.require("swiglu_alpha", 1.702)
     if not config.rope():
         raise CheckpointError(f"{config.path}: rope_scaling is missing")
-    layers, kinds = config.integer("num_hidden_layers"), config.values.get("layer_types")
-    usual = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)]
-    if kinds is not None and (len(kinds) != layers or not set(kinds) <= set(usual)):
-        raise UnsupportedError(f"{config.path}: layer_types {kinds!r} is not supported; supported: {usual[:2]}")
+    window, full = "sliding_attention", "full_attention"
+    usual = [full if layer % 2 else window for layer in range(config.integer("num_hidden_layers"))]
+    kinds = config.layer_types(window, full, default=usual)
     return {
         "attention_bias": True,
         "output_bias": True,
         "sinks": True,
         "expert_biases": True,
         "sliding_window": config.integer("sliding_window"),
-        "window_layers": None if kinds in (None, usual) else tuple(kind == usual[0] for kind in kinds),
+        "window_layers": None if kinds == usual else tuple(kind == window for kind in kinds),
         "swiglu_limit": config.real("swiglu_limit", default=7.0),
     }
 
@@ -151,11 +144,6 @@ def _gpt_oss(config: HfValues) -> Fields:
 def _lfm2(config: HfValues) -> Fields:
     config.require("conv_bias", False)
     config.require("use_expert_bias", True)
-    layers, kinds = config.integer("num_hidden_layers"), config.values.get("layer_types")
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"conv", "full_attention"}:
-        raise UnsupportedError(
-            f"{config.path}: layer_types {kinds!r} is not supported; supported: conv, full_attention"
-        )
     return {
         "moe_intermediate_size": config.integer("moe_intermediate_size"),
         "leading_dense": config.integer("num_dense_layers", default=2),
@@ -164,7 +152,7 @@ def _lfm2(config: HfValues) -> Fields:
         "gating": SIGMOID,
         "qk_norm": "head",
         "conv_kernel": config.integer("conv_L_cache", default=3),
-        "conv_layers": tuple(kind == "conv" for kind in kinds),
+        "conv_layers": tuple(kind == "conv" for kind in config.layer_types("conv", "full_attention")),
     }
 
 

@@ -24,10 +24,9 @@ def gemma4_fields(config: HfValues) -> dict[str, Any]:
         config.require(key, False)
     config.require("use_bidirectional_attention", "vision")
     layers = config.integer("num_hidden_layers")
-    kinds = config.values.get("layer_types")
-    if kinds is None:
-        kinds = [_FULL if (layer + 1) % 6 == 0 or layer + 1 == layers else _WINDOW for layer in range(layers)]
-    if len(kinds) != layers or not set(kinds) <= {_WINDOW, _FULL} or kinds[-1] != _FULL:
+    usual = [_FULL if (layer + 1) % 6 == 0 or layer + 1 == layers else _WINDOW for layer in range(layers)]
+    kinds = config.layer_types(_WINDOW, _FULL, default=usual)
+    if kinds[-1:] != [_FULL]:
         raise UnsupportedError(f"{config.path}: layer_types {kinds!r} is not supported; the last must be {_FULL}")
     ropes = {kind: HfValues.of(config, _rope(config, kind)) for kind in (_WINDOW, _FULL)}
     ropes[_WINDOW].require("rope_type", "default")

@@ -46,6 +46,19 @@ class HfValues:
         """The whole number under `key`, None where it is missing or null. Raises CheckpointError."""
         return None if self.values.get(key) is None else self.integer(key)
 
+    def layer_types(self, *known: str, default: list[str] | None = None) -> list[str]:
+        """The kind of each layer, one of `known`. Raises UnsupportedError for another kind or number of layers."""
+        stated, n_layers = self.values.get("layer_types"), self.integer("num_hidden_layers")
+        kinds = default if stated is None else stated
+        if not isinstance(kinds, list) or len(kinds) != n_layers:
+            raise UnsupportedError(f"{self.path}: layer_types does not name the kind of each of {n_layers} layers")
+        strange = [kind for kind in kinds if kind not in known]
+        if strange:
+            raise UnsupportedError(
+                f"{self.path}: layer_types: layer type {strange[0]!r} is not supported; supported: {', '.join(known)}"
+            )
+        return kinds
+
     def real(self, *keys: str, default: float | None = None) -> float:
         value = self._first(keys)
         return self.default(keys[0], default) if value is None else self.checked_real(keys[0], value)

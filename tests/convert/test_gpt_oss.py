@@ -197,6 +197,8 @@ def test_what_is_missing_is_named(spoil: Any, says: str, tmp_path: Path) -> None
         ({"attention_bias": False}, "attention_bias False"),
         ({"layer_types": ["sliding_attention"]}, "layer_types"),
         ({"layer_types": ["chunked_attention", "full_attention"]}, "layer_types"),
+        ({"layer_types": 5}, "layer_types"),
+        ({"layer_types": [["full_attention"], "full_attention"]}, "layer_types"),
     ],
 )  # type: ignore[misc]
 def test_other_rules_are_refused(changes: dict[str, Any], says: str) -> None:

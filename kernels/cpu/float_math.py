@@ -1,10 +1,14 @@
-"""e^x for float32 lanes, emitted as plain vector IR."""
+"""e^x and what is made of it for float32 lanes, and the loop over a row of them, emitted as plain vector IR."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kernels.cpu.vector_ir import I32, Emitter, vec
+
+_LANES = 8
+_LARGEST_EXPONENT = 88.0  # of emit_exp
 
 # Cephes expf: Horner coefficients for e^r on |r| <= ln(2) / 2, and ln 2 split so that n * _LN2_HIGH is exact
 _EXP_TERMS = (
@@ -37,3 +41,27 @@ def emit_exp(e: Emitter, x: Any) -> Any:
     # fptosi of NaN is any value; the polynomial carries the NaN
     exponent = b.shl(b.add(b.fptosi(n, int_lanes), e.const(int_lanes, 127)), e.const(int_lanes, 23))
     return b.fmul(power, b.bitcast(exponent, x.type))
+
+
+def emit_sigmoid_divisor(e: Emitter, x: Any) -> Any:
+    """1 + e^-x, by which a lane is divided to weigh it by sigmoid(x); 1 + e^88 for all x below -88. NaN stays NaN."""
+    lanes = x.type.count
+    limit = e.splat(e.f32(_LARGEST_EXPONENT), lanes)
+    power = emit_exp(e, e.call("llvm.minimum", x.type, [e.b.fneg(x), limit]))
+    return e.b.fadd(e.splat(e.f32(1.0), lanes), power)
+
+
+def for_lanes(e: Emitter, n: Any, step: Callable[[int, Any], None]) -> None:
+    """step(lanes, byte offset) over n >= 1 float32: 8 lanes at a time, then one by one with the same formula."""
+    b = e.b
+
+    def body(lanes: int) -> Callable[[Any, list[Any]], list[Any]]:
+        def at(i: Any, _: list[Any]) -> list[Any]:
+            step(lanes, b.mul(i, e.i64(4 * lanes)))
+            return []
+
+        return at
+
+    n_vectors = b.udiv(n, e.i64(_LANES))
+    e.loop_or_skip(n_vectors, [], body(_LANES))
+    e.loop_or_skip(n, [], body(1), first=b.mul(n_vectors, e.i64(_LANES)))

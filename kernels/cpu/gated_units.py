@@ -15,14 +15,12 @@ from numba import njit
 from kernels.backend import SILU, GatedUnit
 from kernels.cpu.addresses import address
 from kernels.cpu.features import TARGET, Target
-from kernels.cpu.float_math import emit_exp
+from kernels.cpu.float_math import emit_sigmoid_divisor, for_lanes
 from kernels.cpu.native import address_of
 from kernels.cpu.native_call import call_native
 from kernels.cpu.vector_ir import F32, Emitter, vec
 
 N_ARGUMENTS = 5
-_LANES = 8
-_LARGEST_EXPONENT = 88.0  # e^88 is the largest power that emit_exp takes
 _GELU_SLOPE, _GELU_CUBE = 1.5957691216057308, 0.044715  # gelu(x) = x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))
 
 
@@ -54,7 +52,7 @@ def emit_gated_unit(
             )
         e.store(_joined(e, g, u, unit), e.b.add(gate, at), 4)
 
-    _for_lanes(e, n, step)
+    for_lanes(e, n, step)
 
 
 def emit_add_row(e: Emitter, row: Any, addend: Any, n: Any) -> None:
@@ -65,26 +63,7 @@ def emit_add_row(e: Emitter, row: Any, addend: Any, n: Any) -> None:
         values = [e.load(base, vec(F32, lanes), 4) for base in (place, e.b.add(addend, at))]
         e.store(e.b.fadd(*values), place, 4)
 
-    _for_lanes(e, n, step)
-
-
-def _for_lanes(e: Emitter, n: Any, step: Any) -> None:
-    """step(lanes, byte offset) over n float32: 8 lanes at a time, then one by one with the same formula."""
-    b = e.b
-
-    def body(lanes: int) -> Any:
-        def at(i: Any, _: list[Any]) -> list[Any]:
-            step(lanes, b.mul(i, e.i64(4 * lanes)))
-            return []
-
-        return at
-
-    n_vectors = b.udiv(n, e.i64(_LANES))
-    with b.if_then(b.icmp_signed(">", n_vectors, e.i64(0))):
-        e.loop(n_vectors, [], body(_LANES))
-    first = b.mul(n_vectors, e.i64(_LANES))
-    with b.if_then(b.icmp_signed("<", first, n)):
-        e.loop(n, [], body(1), first=first)
+    for_lanes(e, n, step)
 
 
 def _joined(e: Emitter, g: Any, u: Any, unit: GatedUnit) -> Any:
@@ -101,8 +80,7 @@ def _joined(e: Emitter, g: Any, u: Any, unit: GatedUnit) -> Any:
         inner = b.fmul(g, c(unit.alpha))
         u = e.call("llvm.minimum", kind, [e.call("llvm.maximum", kind, [u, c(-unit.limit)]), c(unit.limit)])
         u = b.fadd(u, c(1.0))
-    power = emit_exp(e, e.call("llvm.minimum", kind, [b.fneg(inner), c(_LARGEST_EXPONENT)]))
-    return b.fmul(b.fdiv(g, b.fadd(c(1.0), power)), u)
+    return b.fmul(b.fdiv(g, emit_sigmoid_divisor(e, inner)), u)
 
 
 @njit(nogil=True, cache=True)

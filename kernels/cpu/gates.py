@@ -8,42 +8,25 @@ import numpy as np
 from numba import njit, prange
 
 from kernels.cpu.addresses import address
-from kernels.cpu.float_math import emit_exp
+from kernels.cpu.float_math import emit_sigmoid_divisor, for_lanes
 from kernels.cpu.float_rows import float_row
 from kernels.cpu.native import address_of
 from kernels.cpu.native_call import call_native
 from kernels.cpu.norm import norm_row
 from kernels.cpu.vector_ir import F32, Emitter, vec
 
-_LARGEST_EXPONENT = 88.0  # e^88 is the largest power that emit_exp takes
-_LANES = 8
-
 
 def _emit_gate(e: Emitter, x: Any, gate: Any, n: Any, by_silu: bool) -> None:
     """x[i] *= sigmoid(gate[i]), times gate[i] too where `by_silu`, for n >= 1 float32; x may be gate."""
-    b = e.b
 
-    def step(lanes: int) -> Any:
-        kind = vec(F32, lanes)
+    def step(lanes: int, at: Any) -> None:
+        place = e.b.add(x, at)
+        value, g = (e.load(p, vec(F32, lanes), 4) for p in (place, e.b.add(gate, at)))
+        over = emit_sigmoid_divisor(e, g)
+        weighed = e.b.fmul(e.b.fdiv(g, over), value) if by_silu else e.b.fdiv(value, over)
+        e.store(weighed, place, 4)
 
-        def body(i: Any, _: list[Any]) -> list[Any]:
-            at = b.mul(i, e.i64(4 * lanes))
-            value, g = e.load(b.add(x, at), kind, 4), e.load(b.add(gate, at), kind, 4)
-            limit = e.splat(e.f32(_LARGEST_EXPONENT), lanes)
-            power = emit_exp(e, e.call("llvm.minimum", kind, [b.fneg(g), limit]))
-            over = b.fadd(e.splat(e.f32(1.0), lanes), power)
-            weighed = b.fmul(b.fdiv(g, over), value) if by_silu else b.fdiv(value, over)
-            e.store(weighed, b.add(x, at), 4)
-            return []
-
-        return body
-
-    n_vectors = b.lshr(n, e.i64(3))
-    with b.if_then(b.icmp_signed(">", n_vectors, e.i64(0))):
-        e.loop(n_vectors, [], step(_LANES))
-    first = b.shl(n_vectors, e.i64(3))
-    with b.if_then(b.icmp_signed("<", first, n)):
-        e.loop(n, [], step(1), first=first)
+    for_lanes(e, n, step)
 
 
 def emit_sigmoid_gate(e: Emitter, x: Any, gate: Any, n: Any) -> None:

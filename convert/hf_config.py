@@ -72,12 +72,12 @@ class HfConfig(HfValues):
             "context_length": self.integer("max_position_embeddings"),
             "rope_theta": theta,
             "rms_norm_eps": self.real("rms_norm_eps", "norm_eps", default=_DEFAULT_EPS.get(self.architecture, 1e-5)),
-            "rope_scaling": read_rope_scaling(self, self.architecture, self._n_rot, theta),
+            "rope_scaling": read_rope_scaling(self, self.architecture, self._head_dim, theta),
             **architecture_fields(self, self.architecture, self.model_class),
         }
         if "num_kv_heads" not in fields:
             fields["num_kv_heads"] = self.integer("num_key_value_heads", default=heads)
-            fields["head_dim"] = self.integer("head_dim") if self.values.get("head_dim") else hidden // heads
+            fields["head_dim"] = self._head_dim()
         return ModelDims(architecture=self.architecture, **fields)
 
     def add_metadata(self, metadata: Metadata) -> None:
@@ -105,10 +105,11 @@ class HfConfig(HfValues):
             return self.default("rope_theta", _DEFAULT_THETA.get(self.architecture, 1e4))
         return self.checked_real("rope_theta", theta)
 
-    def _n_rot(self) -> int:
-        """Components of a head that rotate where all do."""
-        heads, hidden = self.integer("num_attention_heads"), self.integer("hidden_size")
-        return self.integer("head_dim") if self.values.get("head_dim") else hidden // heads
+    def _head_dim(self) -> int:
+        """As stated, or what the hidden width leaves for each head."""
+        if self.values.get("head_dim"):
+            return self.integer("head_dim")
+        return self.integer("hidden_size") // self.integer("num_attention_heads")
 
     def _refuse_unimplemented(self) -> None:
         self.require("hidden_act", "silu")

@@ -48,9 +48,8 @@ def gemma4_fields(config: HfValues) -> dict[str, Any]:
             rope_theta=ropes[_WINDOW].real("rope_theta"),
         ),
         "shares_values": bool(config.flag("attention_k_eq_v")),
-        "logit_softcap": None if config.values.get("final_logit_softcapping") is None
-        else config.real("final_logit_softcapping"),
-    }  # fmt: skip
+        "logit_softcap": config.optional_real("final_logit_softcapping"),
+    }
 
 
 def _rope(config: HfValues, kind: str) -> dict[str, Any]:

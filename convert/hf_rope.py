@@ -63,8 +63,8 @@ def read_rope_scaling(
         kind=kind,
         factor=factor,
         original_context=rope.optional_integer("original_max_position_embeddings"),
-        beta_fast=_optional(rope, "beta_fast"),
-        beta_slow=_optional(rope, "beta_slow"),
+        beta_fast=rope.optional_real("beta_fast"),
+        beta_slow=rope.optional_real("beta_slow"),
         attention_factor=_attention_factor(rope, factor),
         log_multiplier=_log_multiplier(rope) if latent else None,
     )
@@ -89,13 +89,9 @@ def _longrope(rope: HfValues, n_rot: int) -> RopeScaling:
     )
 
 
-def _optional(rope: HfValues, key: str) -> float | None:
-    return None if rope.values.get(key) is None else rope.real(key)
-
-
 def _attention_factor(rope: HfValues, factor: float) -> float | None:
     """What is on cos and sin beside YaRN's own 0.1 ln factor + 1."""
-    stated = _optional(rope, "attention_factor")
+    stated = rope.optional_real("attention_factor")
     return None if stated is None else stated / (0.1 * math.log(factor) + 1.0)
 
 

@@ -63,6 +63,10 @@ class HfValues:
         value = self._first(keys)
         return self.default(keys[0], default) if value is None else self.checked_real(keys[0], value)
 
+    def optional_real(self, key: str) -> float | None:
+        """The number under `key`, None where it is missing or null. Raises CheckpointError."""
+        return None if self.values.get(key) is None else self.real(key)
+
     def checked_real(self, key: str, value: Any) -> float:
         """`value`, found under `key`, as a number that float32 can hold. Raises CheckpointError."""
         if type(value) not in (int, float):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +171,20 @@ def write_tokenizer(folder: Path, tokenizer: dict[str, Any] | None = None, **set
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of `folder` by name."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+class Stopped(Exception):
+    """Stands for a kill: nothing in the converter catches it."""
+
+
+def stopping_at(step: int) -> Callable[[str], None]:
+    """A `before_step` of the writer that raises Stopped before step `step`, counted from 0."""
+    left = step
+
+    def stop(_: str) -> None:
+        nonlocal left
+        if left == 0:
+            raise Stopped
+        left -= 1
+
+    return stop

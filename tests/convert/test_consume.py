@@ -14,15 +14,19 @@ from convert import pipeline
 from convert.pipeline import ConvertOptions, convert
 from convert.shard_writer import write_files
 from models.errors import UsageError
-from tests.convert.checkpoints import EXPERTS, contents, weights, write_folder, write_safetensors
+from tests.convert.checkpoints import (
+    EXPERTS,
+    Stopped,
+    contents,
+    stopping_at,
+    weights,
+    write_folder,
+    write_safetensors,
+)
 
 SHARD_BYTES = EXPERTS * 3 * 4096  # one layer's experts
 KEEP = ConvertOptions(quant="q8_0", with_vocab=False, threads=1, shard_bytes=SHARD_BYTES)
 CONSUME = replace(KEEP, consume=True)
-
-
-class Stopped(Exception):
-    """Stands for a kill."""
 
 
 def layered(folder: Path) -> Path:
@@ -80,16 +84,8 @@ def test_stopped_anywhere_it_goes_on_without_what_it_deleted(
     left_behind = set()
     for stop_at in [i for i, name in enumerate(steps) if name not in ("tensor", "record") or i % 9 == 0]:
         folder, out = layered(tmp_path / str(stop_at) / "hf"), tmp_path / str(stop_at) / "out"
-        left = stop_at
-
-        def stop(_: str) -> None:
-            nonlocal left
-            if left == 0:
-                raise Stopped
-            left -= 1
-
         with pytest.raises(Stopped):
-            run(folder, out, stop, monkeypatch)
+            run(folder, out, stopping_at(stop_at), monkeypatch)
         left_behind.add(len(list(folder.glob("*.safetensors"))))
         convert(folder, out, CONSUME)
         assert contents(out) == whole, f"stopped before step {stop_at} ({steps[stop_at]})"

@@ -20,11 +20,7 @@ from convert.stream import Job
 from kernels.quant_types import QuantType
 from models.errors import ConversionError, DiskFullError, FileError
 from models.gguf import GGUFModel
-from tests.convert.checkpoints import contents
-
-
-class Stopped(Exception):
-    """Stands for a kill: nothing in the writer catches it."""
+from tests.convert.checkpoints import Stopped, contents, stopping_at
 
 
 def metadata() -> Metadata:
@@ -120,16 +116,8 @@ def test_stopped_anywhere_it_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     assert {"journal", "open", "tensor", "record", "checksums", "retire", "rename", "clean"} == set(steps)
     for stop_at in range(len(steps)):
         out = tmp_path / f"stop-{stop_at}"
-        left = stop_at
-
-        def stop(_: str) -> None:
-            nonlocal left
-            if left == 0:
-                raise Stopped
-            left -= 1
-
         with pytest.raises(Stopped):
-            write(out, before_step=stop)
+            write(out, before_step=stopping_at(stop_at))
         finished = steps[stop_at] == "clean"
         if not finished:
             for shard in out.glob("*.gguf"):
@@ -198,16 +186,8 @@ def test_old_and_new_never_mix(tmp_path: Path) -> None:
     for stop_at in range(steps.index("retire"), len(steps)):
         out = tmp_path / f"stop-{stop_at}"
         write(out)
-        left = stop_at
-
-        def stop(_: str) -> None:
-            nonlocal left
-            if left == 0:
-                raise Stopped
-            left -= 1
-
         with pytest.raises(Stopped):
-            write_files(layouts(out), inverted_jobs, "job 2", threads=1, before_step=stop)
+            write_files(layouts(out), inverted_jobs, "job 2", threads=1, before_step=stopping_at(stop_at))
         first = layouts(out)[0].path
         if first.exists():
             with GGUFModel.open(first) as model:

@@ -25,6 +25,12 @@ _MEMBER_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.
 _IDENTITY_KEYS = ("general.architecture", "general.name", "pearl.set_id")
 
 
+def name_of_whole(path: Path) -> str:
+    """NAME of NAME.gguf or NAME-00001-of-000NN.gguf: what files beside a model are named after. Goes by `path` alone.
+    """
+    return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+
+
 def member_paths(path: Path, header: Header) -> list[Path]:
     """All files of the set that `path` belongs to, in order; just `path` for a file of its own.
 

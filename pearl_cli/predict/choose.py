@@ -6,7 +6,6 @@ nothing ahead; an untrained predictor named by the flag fetches, and eviction st
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from models.config import ModelConfig
 from models.errors import FileError, UsageError
 from models.expert_provider import RouterWeights
 from models.gguf import GGUFModel
+from models.gguf_split import name_of_whole
 from pearl_cli.predict.base import NextUse, Predictor
 from pearl_cli.predict.ema import EmaNextUse, EmaPredictor
 from pearl_cli.predict.fingerprint import model_fingerprint
@@ -99,8 +99,7 @@ def _shape(config: ModelConfig) -> tuple[int, int, int]:
 
 def forecast_beside(model: Path) -> Path | None:
     """NAME.forecast.gguf beside NAME.gguf or NAME-00001-of-000NN.gguf, if it is there."""
-    name = re.sub(r"-\d{5}-of-\d{5}$", "", model.stem)
-    path = model.with_name(f"{name}.forecast.gguf")
+    path = model.with_name(f"{name_of_whole(model)}.forecast.gguf")
     return path if path.is_file() else None
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from models.gguf_split import name_of_whole
 from pearl_cli.residency.layer_state import LayerState
 
 _FADE = 0.5  # weight of earlier sessions against the one that ends
@@ -25,9 +25,8 @@ def profile_places(model_path: Path, model_bytes: int, cache: Path | None, besid
     """Where the profile of a model may lie, best first: NAME.usage.npz beside the model (`beside`), then in the folder
     `cache`, where another file of the same name gets another one by its size.
     """
-    name = re.sub(r"-\d{5}-of-\d{5}$", "", model_path.stem)
     identity = hashlib.sha256(f"{model_path.resolve()}:{model_bytes}".encode()).hexdigest()[:12]
-    places = [model_path.with_name(f"{name}.usage.npz")] if beside else []
+    places = [model_path.with_name(f"{name_of_whole(model_path)}.usage.npz")] if beside else []
     return places + ([cache / f"usage-{model_path.stem}-{identity}.npz"] if cache is not None else [])
 
 

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from models.errors import FileError, UsageError
+from models.gguf_split import name_of_whole
 from pearl_cli.routing.settings import RoutingSettings
 
 _SAME = ("routing", "top_j", "inserts", "steer", "evict", "price")
@@ -18,7 +18,7 @@ _SAME = ("routing", "top_j", "inserts", "steer", "evict", "price")
 
 def lambda_path(model: Path) -> Path:
     """NAME.routing.json beside NAME.gguf or NAME-00001-of-000NN.gguf."""
-    return model.with_name(re.sub(r"-\d{5}-of-\d{5}$", "", model.stem) + ".routing.json")
+    return model.with_name(f"{name_of_whole(model)}.routing.json")
 
 
 def _key(settings: RoutingSettings, evict: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kernels.cpu.dot_k import shifted
 from kernels.cpu.native import address_of
 from kernels.cpu.vector_ir import F32, I8, I32, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes, block_size
@@ -23,11 +24,6 @@ def _bytes(e: Emitter, address: Any) -> Any:
 
 def _byte(e: Emitter, address: Any, offset: int) -> Any:
     return e.b.zext(e.load(e.at(address, offset), I8), I32)
-
-
-def _field(e: Emitter, lanes: Any, shift: int, mask: int) -> Any:
-    moved = e.b.lshr(lanes, e.const(_V32I32, shift)) if shift else lanes
-    return e.b.and_(moved, e.const(_V32I32, mask))
 
 
 def _floats(e: Emitter, lanes: Any) -> Any:
@@ -55,7 +51,7 @@ def _emit_q4_k(e: Emitter, block: Any, out: Any) -> None:
             scale, least = (b.and_(packed[n], e.i32(63)) for n in (i, i + 4))
         else:
             scale, least = six_bits(packed[i + 4], 0, packed[i - 4]), six_bits(packed[i + 4], 4, packed[i])
-        quants = _field(e, _bytes(e, e.at(block, 16 + 32 * (i // 2))), 4 * (i % 2), 15)
+        quants = shifted(e, _bytes(e, e.at(block, 16 + 32 * (i // 2))), 4 * (i % 2), 15)
         scaled = b.fmul(e.splat(b.fmul(d, b.sitofp(scale, F32)), 32), _floats(e, quants))
         value = b.fsub(scaled, e.splat(b.fmul(d_min, b.sitofp(least, F32)), 32))
         e.store(value, e.at(out, 128 * i))
@@ -66,8 +62,8 @@ def _emit_q6_k(e: Emitter, block: Any, out: Any) -> None:
     b, d = e.b, e.half(e.at(block, 208))
     for i in range(8):
         half, group = i // 4, i % 4
-        low = _field(e, _bytes(e, e.at(block, 64 * half + 32 * (group % 2))), 4 * (group // 2), 15)
-        high = _field(e, _bytes(e, e.at(block, 128 + 32 * half)), 2 * group, 3)
+        low = shifted(e, _bytes(e, e.at(block, 64 * half + 32 * (group % 2))), 4 * (group // 2), 15)
+        high = shifted(e, _bytes(e, e.at(block, 128 + 32 * half)), 2 * group, 3)
         quants = b.sub(b.or_(low, b.shl(high, e.const(_V32I32, 4))), e.const(_V32I32, 32))
         scales = [
             b.fmul(d, b.sitofp(b.sext(e.load(e.at(block, 192 + 2 * i + k), I8), I32), F32)) for k in range(2)

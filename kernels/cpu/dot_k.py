@@ -68,22 +68,32 @@ def _scales_and_mins(e: Emitter, p: Any) -> tuple[Any, Any]:
     return b.zext(e.shuffle(scales, twice), V16I16), b.zext(e.shuffle(mins, twice), V16I16)
 
 
+def q4_k_groups(e: Emitter, p: Any) -> list[Any]:
+    """The 8 groups of byte lanes of the super-block at `p`."""
+    packed = [e.load(e.at(p, 16 + 32 * k), V32I8) for k in range(4)]
+    return [shifted(e, packed[g // 2], 4 * (g % 2), 15) for g in range(8)]
+
+
+def q5_k_groups(e: Emitter, p: Any) -> list[Any]:
+    """As `q4_k_groups`, with the fifth bits."""
+    high, packed = e.load(e.at(p, 16), V32I8), [e.load(e.at(p, 48 + 32 * k), V32I8) for k in range(4)]
+    return [e.b.or_(shifted(e, packed[g // 2], 4 * (g % 2), 15), shifted(e, high, g - 4, 16)) for g in range(8)]
+
+
+def iq4_xs_groups(e: Emitter, p: Any) -> list[Any]:
+    """As `q4_k_groups`; these lanes are signed."""
+    return [e.lookup(IQ4_VALUES, nibbles(e, [e.at(p, 8 + 16 * g)])) for g in range(8)]
+
+
 def _q4_k(e: Emitter, p: Any) -> SuperBlock:
     scales, mins = _scales_and_mins(e, e.at(p, 4))
-    q = []
-    for g in range(4):
-        packed = e.load(e.at(p, 16 + 32 * g), V32I8)
-        q += [shifted(e, packed, 0, 15), shifted(e, packed, 4, 15)]
+    q = q4_k_groups(e, p)
     return SuperBlock(e.half(p), q, scales, mins=mins, dmin=e.half(e.at(p, 2)))
 
 
 def _q5_k(e: Emitter, p: Any) -> SuperBlock:
     scales, mins = _scales_and_mins(e, e.at(p, 4))
-    high = e.load(e.at(p, 16), V32I8)
-    q = []
-    for g in range(8):
-        packed = e.load(e.at(p, 48 + 32 * (g // 2)), V32I8)
-        q.append(e.b.or_(shifted(e, packed, 4 * (g % 2), 15), shifted(e, high, g - 4, 16)))
+    q = q5_k_groups(e, p)
     return SuperBlock(e.half(p), q, scales, mins=mins, dmin=e.half(e.at(p, 2)))
 
 
@@ -132,7 +142,7 @@ def _iq4_xs(e: Emitter, p: Any) -> SuperBlock:
         e.const(high.type, 4),
     )
     scales = b.sub(b.or_(b.zext(low, high.type), high), e.const(high.type, 32))
-    q = [e.lookup(IQ4_VALUES, nibbles(e, [e.at(p, 8 + 16 * g)])) for g in range(8)]
+    q = iq4_xs_groups(e, p)
     return SuperBlock(e.half(p), q, e.shuffle(scales, [j // 2 for j in range(16)]), signed=True)
 
 

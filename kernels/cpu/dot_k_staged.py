@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.cpu.dot_iq import IQ4_VALUES
-from kernels.cpu.dot_k import shifted
-from kernels.cpu.dot_legacy import nibbles
+from kernels.cpu.dot_k import iq4_xs_groups, q4_k_groups, q5_k_groups
 from kernels.cpu.vector_ir import F16, F32, I8, I16, I32, PREFETCH_BYTES, V8F32, V8I32, V16I16, V32I8, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes
 
@@ -82,24 +80,10 @@ def _iq4_xs_header(e: Emitter, blocks: Sequence[Any]) -> Header:
     return Header(scales, b.bitcast(e.shuffle(header, range(0, 4 * width, 4)), vec(F16, width)))
 
 
-def _q4_k_groups(e: Emitter, p: Any) -> list[Any]:
-    packed = [e.load(e.at(p, 16 + 32 * k), V32I8) for k in range(4)]
-    return [shifted(e, packed[g // 2], 4 * (g % 2), 15) for g in range(8)]
-
-
-def _q5_k_groups(e: Emitter, p: Any) -> list[Any]:
-    high, packed = e.load(e.at(p, 16), V32I8), [e.load(e.at(p, 48 + 32 * k), V32I8) for k in range(4)]
-    return [e.b.or_(shifted(e, packed[g // 2], 4 * (g % 2), 15), shifted(e, high, g - 4, 16)) for g in range(8)]
-
-
-def _iq4_xs_groups(e: Emitter, p: Any) -> list[Any]:
-    return [e.lookup(IQ4_VALUES, nibbles(e, [e.at(p, 8 + 16 * g)])) for g in range(8)]
-
-
 STAGED: dict[QuantType, Staged] = {
-    QuantType.Q4_K: Staged(_packed_header, _q4_k_groups),
-    QuantType.Q5_K: Staged(_packed_header, _q5_k_groups),
-    QuantType.IQ4_XS: Staged(_iq4_xs_header, _iq4_xs_groups, signed=True),
+    QuantType.Q4_K: Staged(_packed_header, q4_k_groups),
+    QuantType.Q5_K: Staged(_packed_header, q5_k_groups),
+    QuantType.IQ4_XS: Staged(_iq4_xs_header, iq4_xs_groups, signed=True),
 }
 
 

@@ -21,6 +21,7 @@ from kernels.backend import (
     ExpertTable,
     GatedUnit,
     KVLayer,
+    NotNumbersError,
     RopeTable,
     RouterSpec,
     Weight,
@@ -233,7 +234,7 @@ class GpuBackend:
         topk_ids, topk_weights = self._mailbox.fetch(answer)
         broken = np.flatnonzero(topk_ids[:, 0] < 0)
         if broken.size:
-            raise ValueError(f"router logits of token {broken[0]} hold NaN")
+            raise NotNumbersError(f"router logits of token {broken[0]} are not numbers")
         return topk_ids, topk_weights
 
     def note_route(self, router_logits: torch.Tensor, answer: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.backend import RouterSpec
+from kernels.backend import NotNumbersError, RouterSpec
 from kernels.gpu.backend import GpuBackend
 from kernels.reference.router import route_ref
 from tests.tolerances import FLOAT32_ROW_RELATIVE, PAPER_DECIMALS
@@ -88,5 +88,5 @@ def test_random_logits_give_the_reference(
 def test_unknown_gating_and_nan_are_refused(gpu: GpuBackend) -> None:
     with pytest.raises(ValueError, match="softmax_topk"):
         route(gpu, LOGITS, RouterSpec(4, 2, "relu"))
-    with pytest.raises(ValueError, match="token 1"):
+    with pytest.raises(NotNumbersError, match="token 1"):
         route(gpu, np.array([[1, 2, 3], [np.nan, np.nan, 1]], np.float32), RouterSpec(3, 2))

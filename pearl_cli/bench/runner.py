@@ -98,7 +98,7 @@ class _Counters:
         self._totals = opened.controller.totals
         self._kernel_s = opened.timing.seconds_in_kernels
         transfers = opened.controller.queue.stats
-        self._read_bytes = transfers.demand_bytes + transfers.prefetch_bytes
+        self._read_bytes = transfers.read_bytes
         self._reads = transfers.reads
         self._busy_s = transfers.busy_s
         self._queue_wait_s = transfers.queue_wait_s

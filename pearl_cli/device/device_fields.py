@@ -17,11 +17,10 @@ def device_fields(controller: ResidencyController, device: str, plan: MemoryPlan
     queue = controller.queue
     if not isinstance(queue, CopyQueue):
         return {}
-    disk = queue.host.queue.stats
     return {
         "device": device,
         "vram_bytes": plan.total_bytes,
         "host_expert_bytes": queue.host.n_bytes,
         "host_pinned": queue.host.store.pinned,
-        "disk_bytes": disk.demand_bytes + disk.prefetch_bytes,
+        "disk_bytes": queue.host.queue.stats.read_bytes,
     }

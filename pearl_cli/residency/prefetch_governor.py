@@ -50,7 +50,7 @@ class PrefetchGovernor:
     def observe_link(self, stats: TransferStats) -> str | None:
         """Once per token: update the link load. Returns a sentence when prefetching has just been switched off."""
         moment = self._now()
-        bytes_read = stats.demand_bytes + stats.prefetch_bytes
+        bytes_read = stats.read_bytes
         if self._last is not None and moment > self._last[0] and bytes_read:
             busy_s = (stats.demand_bytes - self._last[1]) * stats.busy_s / bytes_read
             share = min(1.0, busy_s / (moment - self._last[0]))

@@ -25,6 +25,10 @@ class TransferStats:
     queue_wait_s: float = 0.0
     stall_s: float = 0.0  # the computing thread had nothing to do but wait
 
+    @property
+    def read_bytes(self) -> int:
+        return self.demand_bytes + self.prefetch_bytes
+
     def add_read(self, n_bytes: int, demanded: bool) -> None:
         self.reads += 1
         if demanded:

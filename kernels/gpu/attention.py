@@ -146,7 +146,7 @@ def _combine_kernel(
 
 def attention(
     q: torch.Tensor, cache: KVLayer, start: torch.Tensor, length: int, num_heads: int, scale: float, window: int,
-    sinks: torch.Tensor | None, kinds: tuple[str, str], device: Device, tile: AttentionTile | None = None,
+    sinks: torch.Tensor | None, device: Device, tile: AttentionTile | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """softmax(scale * q k^T) v for rotated q [T, H * d] at positions start[0]..: fresh float32 [T, H * dv].
 
@@ -155,7 +155,7 @@ def attention(
     """
     n_kv, n_tokens = cache.k.shape[0], q.shape[0]
     head_dim, per_kv = q.shape[1] // num_heads, num_heads // n_kv
-    value_dim = cache.v.shape[2] // 34 * 32 if kinds[1] == "q8_0" else cache.v.shape[2]
+    value_dim = cache.v.shape[2] // 34 * 32 if cache.v_dtype == "q8_0" else cache.v.shape[2]
     n_rows = n_tokens * per_kv
     tile = tile or attention_tile(head_dim, n_rows, cache.k.shape[1], device)
     split = tile.split_length if n_tokens <= DECODE_TOKENS else 0
@@ -170,7 +170,7 @@ def attention(
         q, cache.k, cache.v, start, no_sinks, out, part, part_max, part_sum,
         n_tokens, num_heads, cache.k.shape[1], head_dim, value_dim, window, scale * 1.4426950408889634,
         q.stride(0), out.stride(0),
-        HEADS_PER_KV=per_kv, K_KIND=KIND_OF[kinds[0]], V_KIND=KIND_OF[kinds[1]], RING=cache.ring,
+        HEADS_PER_KV=per_kv, K_KIND=KIND_OF[cache.k_dtype], V_KIND=KIND_OF[cache.v_dtype], RING=cache.ring,
         HAS_SINKS=sinks is not None, SPLIT=split, BLOCK_R=tile.block_r, BLOCK_L=tile.block_l, BLOCK_D=tile.block_d,
         D_CHUNKS=-(-head_dim // tile.block_d), BLOCK_V=max(next_power_of_two(value_dim), 16),
         PRECISION=attention_precision(device), num_warps=tile.num_warps, num_stages=tile.num_stages,

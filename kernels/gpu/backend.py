@@ -53,8 +53,6 @@ from kernels.gpu.tiling import DECODE_TOKENS, INTERPRETER, Device, lanes_of
 from kernels.grouping import group_by_expert
 from kernels.quant_types import QuantType, row_bytes
 
-_KIND_OF_DTYPE = {torch.float32: "f32", torch.float16: "f16", torch.uint8: "q8_0"}
-
 
 def this_device() -> Device:
     """The current GPU, or the interpreter where kernels run through it. Raises RuntimeError when there is neither."""
@@ -179,7 +177,7 @@ class GpuBackend:
         stop, capacity = start + q.shape[0], cache.k.shape[1]
         if stop > rope.cos.shape[0] or (q.shape[0] if cache.ring else stop) > capacity:
             raise ValueError(f"positions up to {stop} in a KV cache of {capacity}, rope table of {rope.cos.shape[0]}")
-        rope_ops.rope_write(q, k, v, rope, self.position(start), cache, _kinds(cache))
+        rope_ops.rope_write(q, k, v, rope, self.position(start), cache)
 
     def attention(
         self, q: torch.Tensor, cache: KVLayer, start: int, num_heads: int, scale: float, window: int = 0,
@@ -194,7 +192,7 @@ class GpuBackend:
             raise ValueError(f"attention of q {tuple(q.shape)}, {num_heads} heads at {start}, over {cache.k.shape}")
         covered = max(length, start + n_tokens)
         return attention_ops.attention(
-            q, cache, self.position(start), covered, num_heads, scale, window, sinks, _kinds(cache), self.device
+            q, cache, self.position(start), covered, num_heads, scale, window, sinks, self.device
         )
 
     def sigmoid_gate(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
@@ -339,10 +337,6 @@ class GpuBackend:
 
     def _on_device(self, array: np.ndarray | torch.Tensor) -> torch.Tensor:
         return self.upload(array) if isinstance(array, np.ndarray) else array
-
-
-def _kinds(cache: KVLayer) -> tuple[str, str]:
-    return _KIND_OF_DTYPE[cache.k.dtype], _KIND_OF_DTYPE[cache.v.dtype]
 
 
 def _misfit(table: ExpertTable, read: torch.Tensor, written: torch.Tensor) -> ValueError:

@@ -13,7 +13,7 @@ F32_CACHE = tl.constexpr(0)
 F16_CACHE = tl.constexpr(1)
 Q8_0_CACHE = tl.constexpr(2)
 
-KIND_OF = {"f32": 0, "f16": 1, "q8_0": 2}
+KIND_OF: dict[str, int] = {"f32": F32_CACHE.value, "f16": F16_CACHE.value, "q8_0": Q8_0_CACHE.value}
 
 
 def new_storage(n_heads: int, capacity: int, width: int, kind: str, device: torch.device) -> torch.Tensor:

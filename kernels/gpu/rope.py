@@ -66,21 +66,21 @@ def _rope_write_kernel(
 
 
 def rope_write(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rope: RopeTable, start: torch.Tensor, cache: KVLayer,
-    kinds: tuple[str, str],
-) -> None:  # fmt: skip
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rope: RopeTable, start: torch.Tensor, cache: KVLayer
+) -> None:
     """Rotate q [T, H * d] and k [T, G * d] in place for positions start[0].. and write k and v [T, G * dv] into `cache`
-    there. `start` int32 [1] on the device; `kinds`: how keys and values are stored. Nothing is checked here.
+    there. `start` int32 [1] on the device. Nothing is checked here.
     """
     n_kv = cache.k.shape[0]
     head_dim, value_dim = k.shape[1] // n_kv, v.shape[1] // n_kv
     num_heads = q.shape[1] // head_dim
-    widest = [32 if KIND_OF[kind] == Q8_0_CACHE.value else 1 for kind in kinds]
+    k_kind, v_kind = KIND_OF[cache.k_dtype], KIND_OF[cache.v_dtype]
+    widest = [32 if kind == Q8_0_CACHE.value else 1 for kind in (k_kind, v_kind)]
     _rope_write_kernel[(q.shape[0], num_heads + n_kv)](
         q, k, v, rope.cos, rope.sin, cache.k, cache.v, start, num_heads, head_dim, value_dim, cache.k.shape[1],
         q.stride(0), k.stride(0), v.stride(0),
         N_ROT=rope.n_rot, INTERLEAVED=rope.interleaved, RING=cache.ring,
-        K_KIND=KIND_OF[kinds[0]], V_KIND=KIND_OF[kinds[1]],
+        K_KIND=k_kind, V_KIND=v_kind,
         BLOCK_D=max(next_power_of_two(head_dim), widest[0]), BLOCK_V=max(next_power_of_two(value_dim), widest[1]),
         num_warps=1 if head_dim <= 256 else 4,
     )  # fmt: skip

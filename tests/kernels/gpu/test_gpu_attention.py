@@ -81,7 +81,7 @@ def test_latent_attention_in_chunks_of_the_head(gpu: GpuBackend) -> None:
     cache, same = filled(50, (160, 96), ("f16", "f16"), 64)
     q, start = queries(1, 6 * 160), torch.tensor([49], dtype=torch.int32)
     tile = AttentionTile(16, 16, 64, 32, 1, 1)
-    found = attention(torch.from_numpy(q), cache, start, 50, 6, 0.17, 0, None, ("f16", "f16"), INTERPRETER, tile)
+    found = attention(torch.from_numpy(q), cache, start, 50, 6, 0.17, 0, None, INTERPRETER, tile)
     assert_close(found, attention_ref(q, same, 49, 6, 0.17))
 
 

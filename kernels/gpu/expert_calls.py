@@ -49,7 +49,7 @@ def upload_groups(groups: ExpertGroups, upload: Upload) -> DeviceGroups:
 @dataclass(slots=True)
 class DeviceTable:
     """Addresses int64 [E] of gate, up and down and their type ids uint8 [E] on the device; `gate_up_types` and
-    `down_kinds` are the distinct ones, a launch each.
+    `down_types` are the distinct ones, a launch each.
     """
 
     table: ExpertTable
@@ -59,12 +59,7 @@ class DeviceTable:
     types: torch.Tensor  # uint8 [3, E]: gate, up, down
     gate_up_types: tuple[tuple[QuantType, QuantType], ...]
     down_types: tuple[QuantType, ...]
-    seen: np.ndarray | None = None  # int64 [3, E], the host addresses that the device has
-
-    @property
-    def followed(self) -> bool:
-        """Whether the table's addresses are host arrays."""
-        return self.seen is not None
+    seen: np.ndarray | None = None  # int64 [3, E], the host addresses that the device has; None: it has them alone
 
 
 def device_table(table: ExpertTable, upload: Upload) -> DeviceTable:

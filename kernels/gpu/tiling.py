@@ -27,8 +27,6 @@ SLOTS: dict[QuantType, int] = {
 DECODE_TOKENS = 8
 """Up to this many tokens a call is memory-bound and weights are multiplied without tensor cores."""
 
-TOKEN_BLOCKS = (1, 2, 4, 8)
-
 
 @dataclass(frozen=True, slots=True)
 class Device:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernels.bench.shapes import Shape
+from kernels.gpu.tiling import DECODE_TOKENS
 from kernels.quant_types import QuantType, row_bytes
 
 
@@ -58,10 +59,10 @@ def experts_used(shape: Shape, n_tokens: int) -> float:
 def launches(shape: Shape, quant_type: QuantType, n_tokens: int, depth: int) -> Iterator[Launch]:
     """The launches of one layer and of the output matrix, with the last of n_tokens at position depth - 1.
 
-    Keys and values are half floats. Up to 8 tokens are computed without tensor units.
+    Keys and values are half floats. Up to DECODE_TOKENS are computed without tensor units.
     """
     hidden, width, k = shape.hidden_size, shape.moe_intermediate_size, shape.num_experts_per_tok
-    many = n_tokens > 8
+    many = n_tokens > DECODE_TOKENS
     heads, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     floats = 4 * n_tokens
 

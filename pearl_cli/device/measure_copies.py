@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import time
-
 from pearl_cli.device.build import DeviceSide
+from pearl_cli.device.fastest import fastest
 from pearl_cli.residency.arena import map_region
 
 _BYTES = 8 << 20
-_RUNS = 3
 
 
 def link_bytes_per_s(side: DeviceSide) -> float:
     """From page-locked memory, the fastest of a few copies into slots, which must be empty."""
     memory = map_region(min(_BYTES, side.arena.memory.n_bytes))
     side.calls.pin(memory)
-    times = []
+
+    def copy() -> None:
+        side.calls.copy_in(side.copies.stream, side.arena.memory, 0, memory)
+        side.copies.synchronize(side.copies.mark())
+
     try:
-        for _ in range(_RUNS):
-            started = time.perf_counter()
-            side.calls.copy_in(side.copies.stream, side.arena.memory, 0, memory)
-            side.copies.synchronize(side.copies.mark())
-            times.append(time.perf_counter() - started)
+        return memory.nbytes / fastest(copy)
     finally:
         side.calls.unpin(memory)
-    return memory.nbytes / min(times)

@@ -6,11 +6,10 @@ Copies and the CPU work side by side, so the rule makes the longer of the two as
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-_RUNS = 3
+from pearl_cli.device.fastest import fastest
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +34,8 @@ class MissRule:
 
 
 def measure(copy: Callable[[], None], compute: Callable[[int], None], many: int, always: bool) -> MissRule:
-    """The rule by the fastest of three runs each. copy: one expert, until it has come; compute(n): one expert for n
+    """The rule by the fastest of a few runs each. copy: one expert, until it has come; compute(n): one expert for n
     tokens on the CPU.
     """
-    one, most = _fastest(lambda: compute(1)), _fastest(lambda: compute(many))
-    return MissRule(_fastest(copy), one, max(0.0, (most - one) / (many - 1)), always)
-
-
-def _fastest(work: Callable[[], None]) -> float:
-    times = []
-    for _ in range(_RUNS):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return min(times)
+    one, most = fastest(lambda: compute(1)), fastest(lambda: compute(many))
+    return MissRule(fastest(copy), one, max(0.0, (most - one) / (many - 1)), always)

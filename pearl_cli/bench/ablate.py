@@ -59,7 +59,7 @@ def _values(options: RunOptions, term: str) -> list[tuple[str, str]]:
         names = [ON_DEMAND, *(name for name in POLICY_NAMES if name != "static" or options.usage is not None)]
     else:
         own = [options.predictor] if options.predictor not in ("auto", "none", *UNTRAINED) else []
-        names = ["none", *(name for name in UNTRAINED), *own]
+        names = ["none", *UNTRAINED, *own]
     return [(flag, name) for name in names]
 
 

@@ -13,8 +13,8 @@ from convert.ordered_rows import Computed, Order, OrderedColumns, OrderedRows
 from convert.rows import Floats, Rows
 from convert.safetensors_header import Stored
 from models.config_recurrent import DeltaNetConfig
-from models.delta_net import grouped_rows
 from models.errors import CheckpointError
+from models.weights import grouped_rows
 
 _CONV = "linear_attn.conv1d.weight"
 # Norm factors of trained models lie around 1; a shift that is missing or doubled takes their mean out of this.

@@ -15,7 +15,7 @@ from kernels.backend import Array, Backend, DeltaRule, RopeTable, Weight
 from models.config import ModelConfig
 from models.config_recurrent import DeltaNetConfig
 from models.kv_cache import RecurrentLayer
-from models.weights import WeightSource, rows_of
+from models.weights import WeightSource, grouped_rows, rows_of
 
 
 @dataclass(slots=True)
@@ -79,17 +79,6 @@ class GatedDeltaNet:
         out = backend.delta_rule(mixed, beta, alpha, self.rule, memory)
         out = backend.gated_norm(out, gate, self.ssm_norm, self.norm_eps)
         return backend.linear(backend.activations(out), self.ssm_out)
-
-
-def grouped_rows(n_groups: int, parts: tuple[int, ...]) -> np.ndarray:
-    """Where rows lie that a file keeps group by group, each group `parts` after one another: int64, in the order of
-    all groups' first parts, then all second ones, ..
-
-    Two groups with parts (1, 2): the file has a0 b0 b0 a1 b1 b1, so [0, 3, 1, 2, 4, 5].
-    """
-    index = np.arange(n_groups * sum(parts)).reshape(n_groups, -1)
-    stops = np.cumsum(parts)
-    return np.concatenate([index[:, stop - n : stop].reshape(-1) for n, stop in zip(parts, stops, strict=True)])
 
 
 def _qkv_and_gate(source: WeightSource, net: DeltaNetConfig, blk: str, hidden: int) -> tuple[Weight, Weight]:

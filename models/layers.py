@@ -14,7 +14,7 @@ import numpy as np
 from kernels.backend import SILU, Activations, Array, Backend, GatedUnit, KVLayer, RopeTable, Weight
 from models.config import ModelConfig
 from models.expert_provider import ExpertProvider, RouterWeights
-from models.weights import WeightSource, rows_of
+from models.weights import WeightSource, grouped_rows, rows_of
 
 
 @dataclass(slots=True)
@@ -142,8 +142,7 @@ def _query_and_gate(
     n_q = heads * width
     if not gated:
         return source.matrix(name, n_q, config.hidden_size), None
-    order = np.arange(2 * n_q).reshape(heads, 2, width).swapaxes(0, 1).reshape(-1)
-    both = source.matrix(name, 2 * n_q, config.hidden_size, order)
+    both = source.matrix(name, 2 * n_q, config.hidden_size, grouped_rows(heads, (width, width)))
     return rows_of(both, 0, n_q), rows_of(both, n_q, 2 * n_q)
 
 

@@ -53,6 +53,17 @@ def rows_of(weight: Weight, first: int, stop: int) -> Weight:
     return Weight(weight.data[first:stop], weight.quant_type, stop - first, weight.n_cols)
 
 
+def grouped_rows(n_groups: int, parts: tuple[int, ...]) -> np.ndarray:
+    """Where rows lie that a file keeps group by group, each group `parts` after one another: int64, in the order of
+    all groups' first parts, then all second ones, ..
+
+    Two groups with parts (1, 2): the file has a0 b0 b0 a1 b1 b1, so [0, 3, 1, 2, 4, 5].
+    """
+    index = np.arange(n_groups * sum(parts)).reshape(n_groups, -1)
+    stops = np.cumsum(parts)
+    return np.concatenate([index[:, stop - n : stop].reshape(-1) for n, stop in zip(parts, stops, strict=True)])
+
+
 class WeightSource:
     """Reads tensors of `gguf` for `backend`; all matrices lie in one arena that is allocated here, or, where the file
     is in host memory already, stay where they are.

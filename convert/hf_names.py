@@ -128,14 +128,14 @@ class Experts:
     """Weights of experts of one layer: of `expert`, or of all where that is None (a stack along the first dimension).
 
     `linears`: ("gate",), ("up",), ("down",), or ("gate", "up") along the rows of each expert, one after the other or
-    in turn. transposed: inputs before outputs. packed: blocks of MXFP4, their scales in a tensor of their own.
+    in turn. What lies in turn is packed (blocks of MXFP4, their scales in a tensor of their own) or has inputs before
+    outputs.
     """
 
     layer: int
     expert: int | None
     linears: tuple[str, ...]
     in_turn: bool = False
-    transposed: bool = False
     packed: bool = False
 
 
@@ -211,8 +211,7 @@ def _map_gpt_oss(layer: int, rest: str) -> Experts | ExpertBiasRows | None:
     linears = ("gate", "up") if found[1] == "gate_up" else ("down",)
     if found[2] == "_bias":
         return ExpertBiasRows(layer, linears)
-    packed = found[2] == "_blocks"
-    return Experts(layer, None, linears, in_turn=True, transposed=not packed, packed=packed)
+    return Experts(layer, None, linears, in_turn=True, packed=found[2] == "_blocks")
 
 
 def _map_experts(layer: int, rest: str) -> Experts | None:

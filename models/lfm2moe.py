@@ -20,7 +20,7 @@ def build(source: WeightSource, config: ModelConfig) -> Model:
 
 
 def _mixer(source: WeightSource, config: ModelConfig, layer: int) -> SelfAttention:
-    if config.layer_memory[layer].state:
+    if config.memory_of(layer).state:
         return ShortConv.read(source, config, layer)
     return Attention.read(source, config, layer, qk_norm="head")
 

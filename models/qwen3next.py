@@ -35,6 +35,6 @@ def build_hybrid(source: WeightSource, config: ModelConfig, tiled: bool) -> Mode
 
 
 def _mixer(source: WeightSource, config: ModelConfig, layer: int, tiled: bool) -> SelfAttention:
-    if config.layer_memory[layer].state:
+    if config.memory_of(layer).state:
         return GatedDeltaNet.read(source, config, layer, tiled)
     return Attention.read(source, config, layer, qk_norm="head", output_gate=True)

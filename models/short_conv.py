@@ -30,7 +30,7 @@ class ShortConv:
     def read(cls, source: WeightSource, config: ModelConfig, layer: int) -> ShortConv:
         """Take the tensors of `layer`. Raises GGUFError for a missing or misshapen one."""
         blk, hidden = f"blk.{layer}", config.hidden_size
-        ((history, _),) = config.layer_memory[layer].state
+        ((history, _),) = config.memory_of(layer).state
         conv = source.host_matrix(f"{blk}.shortconv.conv.weight", hidden, history + 1)
         return cls(
             attn_norm=source.vector(f"{blk}.attn_norm.weight", hidden),

@@ -13,9 +13,9 @@ import numpy as np
 
 from kernels.gpu.device_calls import DeviceCalls, Region
 from kernels.gpu.timeline import Timeline
+from pearl_cli.memory_plan import MIB
 from pearl_cli.residency.arena import map_region
 
-MIB = 1 << 20
 RING_BYTES = (64 * MIB, 16 * MIB, 4 * MIB, MIB)  # the first that can be locked
 LOCK_SHARE = 0.85  # of the memory that is free for this process: the system must go on living
 

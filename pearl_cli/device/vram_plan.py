@@ -11,12 +11,11 @@ from kernels.gpu.device_calls import DeviceCalls
 from models.errors import MemoryPlanError
 from pearl_cli.device.host_store import LOCK_SHARE
 from pearl_cli.device.host_tier import HostPlan
-from pearl_cli.memory_plan import FixedNeeds, MemoryPlan, plan_memory, typed
+from pearl_cli.memory_plan import MIB, FixedNeeds, MemoryPlan, plan_memory, typed
 from pearl_cli.residency.slot_plan import floor_bytes, full_bytes, plan_slots
 from pearl_cli.residency.uneven_split import Split
 from pearl_cli.sizes import Size
 
-MIB = 1 << 20
 CONTEXT_BYTES = 640 * MIB  # what a driver takes for a process: its context, compiled kernels, the libraries' workspaces
 FREE_SHARE = 0.92  # of the memory that is free, when no ceiling is given: a desktop draws windows too
 HOST_WORKSPACE_BYTES = 64 * MIB  # pinned buffers, logits, routing of a prompt chunk

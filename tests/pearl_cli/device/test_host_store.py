@@ -13,7 +13,8 @@ from kernels.gpu.race_checker import RaceError
 from kernels.gpu.timeline import Timeline
 from pearl_cli.device import host_store
 from pearl_cli.device.copy_queue import CopyQueue
-from pearl_cli.device.host_store import MIB, PinnedRing
+from pearl_cli.device.host_store import PinnedRing
+from pearl_cli.memory_plan import MIB
 from tests.fake_experts import FakeStore, run_calls
 from tests.pearl_cli.device.streaming import device_controller
 

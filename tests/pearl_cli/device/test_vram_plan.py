@@ -8,8 +8,8 @@ import pytest
 
 from kernels.gpu.emulated_calls import EmulatedCalls
 from models.errors import MemoryPlanError
-from pearl_cli.device.vram_plan import CONTEXT_BYTES, MIB, VramNeeds, plan_host, plan_vram, smaller
-from pearl_cli.memory_plan import RESERVE_BYTES
+from pearl_cli.device.vram_plan import CONTEXT_BYTES, VramNeeds, plan_host, plan_vram, smaller
+from pearl_cli.memory_plan import MIB, RESERVE_BYTES
 from pearl_cli.sizes import Size
 
 NEEDS = VramNeeds(weight_bytes=100 * MIB, kv_bytes=20 * MIB, workspace_bytes=30 * MIB, context=512)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
-Observer = Callable[[str, float, float], None]
+from kernels.cpu.kernel_clock import Observer
 
 
 class KernelTiming(Protocol):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.gguf_layout import FileLayout, OutputTensor
-from convert.plan import ConvertOptions, Plan
+from convert.plan import ConvertOptions, Plan, names_a_file
 from convert.rows import Fp8Rows, OpenFile, Rows
 from convert.shard_plan import expert_of
 from convert.source import Source, SourceTensor
@@ -78,7 +78,7 @@ def start(source: Source, folder: Path, plan: Plan, options: ConvertOptions) -> 
 
 def find_record(folder: Path, out: Path, options: ConvertOptions) -> dict[str, Any] | None:
     """The record that an earlier run with the same arguments left. Raises UsageError where it was another command's."""
-    directory = out.parent if out.suffix == ".gguf" and not out.is_dir() else out
+    directory = out.parent if names_a_file(out) else out
     for path in sorted(directory.glob(f"*{_SUFFIX}")) if directory.is_dir() else []:
         try:
             found = json.loads(path.read_text("utf-8"))
@@ -97,7 +97,7 @@ def find_record(folder: Path, out: Path, options: ConvertOptions) -> dict[str, A
 
 def resumed_plan(found: dict[str, Any], source: Source, out: Path) -> Plan:
     """The recorded plan, over what is left of the source."""
-    directory = out.parent if out.suffix == ".gguf" and not out.is_dir() else out
+    directory = out.parent if names_a_file(out) else out
     layouts = [
         FileLayout(
             path=directory / entry["name"],

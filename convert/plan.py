@@ -215,6 +215,11 @@ def _check_order(source: Source, options: ConvertOptions) -> None:
         )
 
 
+def names_a_file(out: Path) -> bool:
+    """Whether `out` says what the one file that is to be made is called, not in which directory."""
+    return out.suffix == ".gguf" and not out.is_dir()
+
+
 def _lay_out(
     source: Source, recipe: Recipe, out: Path, options: ConvertOptions, metadata: Metadata, outputs: list[OutputTensor]
 ) -> list[FileLayout]:
@@ -223,7 +228,7 @@ def _lay_out(
     directory = out
     if not options.merge and not options.in_ram and out.exists() and not out.is_dir():
         raise UsageError(f"-o {out}: is a file; a pearl model is several files, give a directory")
-    if out.suffix == ".gguf" and not out.is_dir():
+    if names_a_file(out):
         if not options.merge:
             raise UsageError(
                 f"-o {out}: a pearl model is several files; give a directory (or --merge for one stock GGUF)"

@@ -1,6 +1,7 @@
-"""Inner loops that the kernels share: rows of GGUF blocks times few tokens, and a tile of rows times many tokens.
+"""Inner loops that the kernels share: rows of GGUF blocks times few tokens, and a tile of rows times many tokens; and
+where the rows of an expert lie.
 
-Both decode each block once a program and sum in float32 in an order that depends on tile sizes alone.
+Both loops decode each block once a program and sum in float32 in an order that depends on tile sizes alone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,13 @@ import triton.language as tl
 
 from kernels.gpu.blocks import column, lane_weight, load_lanes
 from kernels.gpu.precision import rounded
+
+
+@triton.jit
+def matrix_row(table_ptr, stride_table, expert, row, n_row_bytes):
+    """(pointers to rows `row` of the expert's matrix, whether it is resident), both of the shape of `row`."""
+    address = tl.load(table_ptr + expert * stride_table) + tl.zeros_like(row).to(tl.int64)
+    return address.to(tl.pointer_type(tl.uint8)) + row.to(tl.int64) * n_row_bytes, address != 0
 
 
 @triton.jit

@@ -12,18 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.dots import row_dots
+from kernels.gpu.dots import matrix_row, row_dots
 from kernels.gpu.expert_calls import DeviceGroups, DeviceTable
 from kernels.gpu.gated_unit import join, unit_arguments
 from kernels.gpu.tiling import SLOTS, Device, lanes_of, row_tile
 from kernels.quant_types import row_bytes
-
-
-@triton.jit
-def _matrix_row(table_ptr, stride_table, expert, row, n_row_bytes):
-    """(pointers to rows `row` of the expert's matrix, whether it is resident), both of the shape of `row`."""
-    address = tl.load(table_ptr + expert * stride_table) + tl.zeros_like(row).to(tl.int64)
-    return address.to(tl.pointer_type(tl.uint8)) + row.to(tl.int64) * n_row_bytes, address != 0
 
 
 @triton.jit
@@ -49,8 +42,8 @@ def _gate_up_kernel(
     n_mask = offs_n < n_rows
     tokens = tl.load(token_ids_ptr + first + offs_t, mask=t_mask, other=0)
     x_offsets = tokens.to(tl.int64) * stride_x
-    gate_row, has_gate = _matrix_row(gate_ptr, stride_table, expert, offs_n, gate_row_bytes)
-    up_row, has_up = _matrix_row(up_ptr, stride_table, expert, offs_n, up_row_bytes)
+    gate_row, has_gate = matrix_row(gate_ptr, stride_table, expert, offs_n, gate_row_bytes)
+    up_row, has_up = matrix_row(up_ptr, stride_table, expert, offs_n, up_row_bytes)
     resident = has_gate & has_up
     gate = row_dots(
         x_ptr, x_offsets, t_mask, gate_row, n_mask & resident, gate_lanes, GATE_TYPE, GATE_SLOTS, BLOCK_T, BLOCK_N,
@@ -87,7 +80,7 @@ def _down_kernel(
     offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     n_mask = offs_n < n_rows
     pairs = (first + offs_t).to(tl.int64)
-    row, resident = _matrix_row(down_ptr, stride_table, expert, offs_n, n_row_bytes)
+    row, resident = matrix_row(down_ptr, stride_table, expert, offs_n, n_row_bytes)
     acc = row_dots(
         h_ptr, pairs * stride_h, t_mask, row, n_mask & resident, n_lanes, TYPE, SLOTS, BLOCK_T, BLOCK_N, BLOCK_W
     )
@@ -115,7 +108,7 @@ def _down_combine_kernel(
     total = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
     for k in range(K):
         expert = tl.load(expert_ids_ptr + k)
-        row, resident = _matrix_row(down_ptr, stride_table, expert, offs_n, n_row_bytes)
+        row, resident = matrix_row(down_ptr, stride_table, expert, offs_n, n_row_bytes)
         pair = (k + offs_t).to(tl.int64) * stride_h
         acc = row_dots(h_ptr, pair, t_mask, row, n_mask & resident, n_lanes, TYPE, SLOTS, BLOCK_T, BLOCK_N, BLOCK_W)
         if HAS_BIAS:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels.backend import ExpertGroups
-from kernels.gpu.dots import tile_dots
+from kernels.gpu.dots import matrix_row, tile_dots
 from kernels.gpu.expert_calls import DeviceGroups, DeviceTable, Upload
 from kernels.gpu.gated_unit import join, unit_arguments
 from kernels.gpu.precision import weight_precision
@@ -48,12 +48,12 @@ def _expert_dots(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """x rows times the expert's rows, NaN where it is not resident: float32 [BLOCK_N, BLOCK_M]."""
-    address = tl.load(table_ptr + expert * stride_table) + tl.zeros_like(offs_n).to(tl.int64)
-    row = address.to(tl.pointer_type(tl.uint8)) + offs_n.to(tl.int64) * n_row_bytes
+    row, resident = matrix_row(table_ptr, stride_table, expert, offs_n, n_row_bytes)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    mask = n_mask & (address != 0)
-    acc = tile_dots(acc, x_ptr, x_offsets, m_mask, row, mask, n_lanes, TYPE, SLOTS, BLOCK_W, PRECISION)
-    return tl.where((address != 0)[:, None], acc, float("nan"))
+    acc = tile_dots(
+        acc, x_ptr, x_offsets, m_mask, row, n_mask & resident, n_lanes, TYPE, SLOTS, BLOCK_W, PRECISION
+    )
+    return tl.where(resident[:, None], acc, float("nan"))
 
 
 @triton.jit

@@ -163,7 +163,7 @@ class HfTensors:
         found: dict[int, set[tuple[int, str]]] = {}
         for name in tensors:
             parts = name.split(".")
-            if len(parts) == 5 and parts[3].isdigit():
+            if len(parts) == 5 and parts[3].isdecimal():
                 found.setdefault(int(parts[1]), set()).add((int(parts[3]), parts[2].removeprefix("ffn_")))
         check_experts(found, self.dims.num_experts, str(self.folder))
         for layer in range(self.dims.num_layers):

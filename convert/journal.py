@@ -35,7 +35,7 @@ class Journal:
         if lines and lines[0] == fingerprint:
             for line in lines[1:]:
                 fields = line.split()
-                if len(fields) != 3 or not all(part.isdigit() for part in fields):
+                if len(fields) != 3 or not all(part.isdecimal() for part in fields):
                     break
                 journal.done[int(fields[0]), int(fields[1])] = int(fields[2])
         return journal

@@ -163,7 +163,7 @@ class ExpertStore:
         for name in self._gguf.tensors:
             if not is_expert_tensor(name) or self._config.is_of_unused_layer(name):
                 continue
-            numbers = [int(part) for part in name.split(".") if part.isdigit()]
+            numbers = [int(part) for part in name.split(".") if part.isdecimal()]
             if numbers[0] not in self._moe_layers or (len(numbers) > 1 and numbers[1] >= self.num_experts):
                 raise self._error(
                     numbers[0],

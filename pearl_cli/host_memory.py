@@ -90,7 +90,7 @@ def _number(path: Path) -> int | None:
         text = path.read_text().strip()
     except OSError:
         return None
-    return int(text) if text.isdigit() else None  # "max" is no limit
+    return int(text) if text.isdecimal() else None  # "max" is no limit
 
 
 def _droppable(path: Path) -> int:

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from pearl_cli.routing.steering import Steering, parse_steering
-from pearl_cli.sizes import Size, SizeParam
+from pearl_cli.sizes import Size, SizeParam, parse_size
 
+_LARGEST_LAMBDA = 1e6  # far beyond where the bonus decides alone, and a product with the scores' width is finite
 ROUTINGS = ("exact", "cache-prior", "psr", "cache-prior-physical")
 
 
@@ -20,8 +21,13 @@ class LambdaParam(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         match = re.fullmatch(r"(?:auto:([0-9]*\.?[0-9]+)%|([0-9]*\.?[0-9]+))", str(value))
-        if match is None:
-            self.fail(f"'{value}' is no bonus factor; write 0.1, or auto:0.3% for a price in perplexity", param, ctx)
+        if match is None or float(match[1] or match[2]) > _LARGEST_LAMBDA:
+            self.fail(
+                f"'{value}' is no bonus factor; write a number from 0 to {_LARGEST_LAMBDA:,.0f}, such as 0.1, or "
+                "auto:0.3% for a price in perplexity",
+                param,
+                ctx,
+            )
         return str(value)
 
 
@@ -33,7 +39,7 @@ class InsertsParam(click.ParamType["int | str"]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         if str(value) == "auto":
             return "auto"
-        if not str(value).isdigit():
+        if not str(value).isdecimal():
             self.fail(f"'{value}' is no number of experts; write 0, 1, 2 .. or auto", param, ctx)
         return int(value)
 
@@ -44,9 +50,14 @@ class ResidencyParam(SizeParam):
     name = "PCT"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Size:
-        size = super().convert(value, param, ctx)
+        if isinstance(value, Size):
+            return value
+        try:
+            size = parse_size(str(value), self.allow_percent)
+        except ValueError:
+            size = Size()
         if not size.percent:
-            self.fail(f"'{value}' is no share of the experts; write 25%", param, ctx)
+            self.fail(f"'{value}' is no share of the experts; write above 0% and up to 100%, such as 25%", param, ctx)
         return size
 
 

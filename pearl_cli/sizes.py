@@ -62,6 +62,6 @@ class SizeParam(click.ParamType[Size]):
             self.fail(str(error), param, ctx)
         if self.above_zero and size == Size():
             self.fail(f"'{value}' is nothing; write 2GiB, 1500MiB", param, ctx)
-        if str(value).strip().isdigit() and 0 < size.n_bytes < _LEAST_PLAIN_BYTES:
+        if str(value).strip().isdecimal() and 0 < size.n_bytes < _LEAST_PLAIN_BYTES:
             self.fail(f"'{value}' is {size.n_bytes} bytes; did you mean {size.n_bytes}GiB?", param, ctx)
         return size

@@ -26,7 +26,7 @@ class IntList(click.ParamType[list[int]]):
         if isinstance(value, list):
             return value
         parts = str(value).split(",")
-        if not all(part.strip().isdigit() for part in parts):
+        if not all(part.strip().isdecimal() for part in parts):
             self.fail(f"'{value}' is not a list of whole numbers", param, ctx)
         return [int(part) for part in parts]
 

@@ -68,7 +68,7 @@ def evaluate(
 def check_residency(opened: OpenedEngine, settings: RoutingSettings) -> None:
     """Raises UsageError where the logical cache would hold everything, so that nothing could be seen."""
     if not settings.exact and settings.residency is None and opened.plan.all_resident:
+        simulated = "--residency 25% to simulate a cache of that size, or " if settings.deterministic else ""
         raise UsageError(
-            f"--routing {settings.name}: all experts are in memory, which is exact routing; "
-            "give --residency 25% to simulate a cache of that size, or a --budget"
+            f"--routing {settings.name}: all experts are in memory, which is exact routing; give {simulated}a --budget"
         )

@@ -62,7 +62,8 @@ def stored_lambda(
     wanted = _key(settings, evict)
     fitting = [entry for entry in _entries(path, fingerprint) if all(entry[name] == wanted[name] for name in _SAME)]
     if not fitting:
-        asked = ", ".join(f"{name} {value}" for name, value in wanted.items() if value != "")
+        shown = {**wanted, "price": f"{100 * wanted['price']:g}%"}
+        asked = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in shown.items() if value != "")
         raise UsageError(
             f"--lambda auto: {path.name} has no factor for {asked}; find it first: pearl eval -f TEXT with the same "
             "--routing, --lambda, --inserts, --top-j, --steer, --evict and --residency"

@@ -61,7 +61,7 @@ def _shown(value: object) -> str:
 
 
 def _count(key: str, value: str) -> int:
-    if not value.isdigit() or int(value) < 1:
+    if not value.isdecimal() or int(value) < 1:
         raise ValueError(f"{key}={value}: a whole number from 1")
     return int(value)
 

@@ -55,6 +55,7 @@ def test_every_command_in_the_table_shows_its_help(capsys):
         (["complete", "-p", "x", "--throttle", "0"], "--throttle"),
         (["complete", "-p", "x", "-r", ""], "empty text"),
         (["complete", "-p", "x", "--ram", "16"], "did you mean 16GiB?"),
+        (["bench", "-p", "²"], "is not a list of whole numbers"),
         (["complete", "-p", "x", "--temp", "nan"], "--temp"),
     ],
 )

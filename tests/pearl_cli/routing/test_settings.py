@@ -94,6 +94,7 @@ def test_open_choices_are_read_shown_and_read_back() -> None:
     [
         ("top-m=0", "a whole number from 1"),
         ("top-m=x", "a whole number from 1"),
+        ("top-m=²", "a whole number from 1"),
         ("recency=old", "one of recent, last-use"),
         ("bonus=2", "a number from 0 to 1"),
         ("bonus=nan", "a number from 0 to 1"),
@@ -107,3 +108,22 @@ def test_open_choices_are_read_shown_and_read_back() -> None:
 def test_open_choices_that_do_not_exist_are_refused(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         parse_routing(f"psr --steer '{text}'", PLAIN, "--compare")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--inserts ²", "write 0, 1, 2 .. or auto"),
+        ("--inserts -1", "write 0, 1, 2 .. or auto"),
+        (f"--lambda {'9' * 400}", "a number from 0 to 1,000,000"),
+        ("--lambda nan", "a number from 0 to 1,000,000"),
+        ("--residency 50", "such as 25%"),
+        ("--residency 2GiB", "such as 25%"),
+        ("--residency 0%", "up to 100%"),
+        ("--residency 200%", "up to 100%"),
+        ("--residency nan%", "such as 25%"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused_with_what_to_write(flags: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_routing(f"psr {flags}", PLAIN, "--compare")

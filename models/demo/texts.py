@@ -17,17 +17,17 @@ SEED = 4242
 _EXCHANGES_PER_LINE = 4
 
 
-def training_texts(count: int) -> Iterator[list[Message]]:
+def training_texts(count: int, seed: int = SEED) -> Iterator[list[Message]]:
     """`count` conversations from the training side of the split."""
-    return (conversation(SEED, index) for index in range(count))
+    return (conversation(seed, index) for index in range(count))
 
 
-def held_out_texts(domains: list[str], count: int) -> Iterator[list[Message]]:
+def held_out_texts(domains: list[str], count: int, seed: int = SEED) -> Iterator[list[Message]]:
     """`count` conversations of held-out exchanges; with several domains each exchange comes from the next one."""
     for line in range(count):
         messages: list[Message] = []
         for turn in range(_EXCHANGES_PER_LINE):
-            drawn = exchange(domains[turn % len(domains)], SEED, line * _EXCHANGES_PER_LINE + turn, held_out=True)
+            drawn = exchange(domains[turn % len(domains)], seed, line * _EXCHANGES_PER_LINE + turn, held_out=True)
             messages += [{"role": "user", "content": drawn.user}, {"role": "assistant", "content": drawn.assistant}]
         yield messages
 
@@ -37,11 +37,12 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("-n", "--count", type=int, default=100, help="conversations to write")
     parser.add_argument("--held-out", choices=[*DOMAINS, "switch"], help="`switch` changes domain at every exchange")
+    parser.add_argument("--seed", type=int, default=SEED)
     args = parser.parse_args()
     if args.held_out is None:
-        texts = training_texts(args.count)
+        texts = training_texts(args.count, args.seed)
     else:
-        texts = held_out_texts(list(DOMAINS) if args.held_out == "switch" else [args.held_out], args.count)
+        texts = held_out_texts(list(DOMAINS) if args.held_out == "switch" else [args.held_out], args.count, args.seed)
     args.out.write_text("".join(json.dumps(text, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
 
 

@@ -45,5 +45,5 @@ def _plain_options(options: RunOptions, config: ModelConfig, request: EvalReques
         budget = Size(percent=100)  # the demo model's streaming is for show
     return dataclasses.replace(
         options, ctx_size=context, ram=ram, budget=budget, routing="exact", lambda_=None, top_j=None, inserts=None,
-        residency=None,
+        steer=None, residency=None,
     )  # fmt: skip

@@ -229,3 +229,14 @@ def test_a_plot_needs_something_to_compare_and_a_place(
 
 def test_the_front_is_what_nothing_beats_in_both() -> None:
     assert front([(3.0, 0.0), (1.0, 2.0), (2.0, 3.0), (2.0, 1.0), (4.0, 0.0), (2.0, 1.0)]) == [1, 3, 0]
+
+
+def test_the_first_setting_may_be_steered_in_every_way_that_a_compared_one_may(
+    hf: tuple[Any, Path], text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, path = hf
+    flags = ["--top-j", "0", "--inserts", "2", "--steer", "bonus=0.5,refresh=yes"]
+    done = run_eval(capsys, path, text, "-c", "64", *PSR, *flags, "--compare", f"psr --lambda .4 {' '.join(flags)}")
+    assert done["compared"][0]["steer"] == done["steer"]
+    assert done["compared"][0]["perplexity"] == done["perplexity"]
+    assert done["compared"][0]["demand_misses"] == done["demand_misses"]

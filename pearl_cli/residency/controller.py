@@ -18,23 +18,19 @@ from kernels.grouping import group_by_expert
 from models.expert_provider import RouterWeights, Routing
 from pearl_cli.predict.base import NextUse
 from pearl_cli.residency.arena import Slots
+from pearl_cli.residency.call_work import CallCancelled, CallWork
 from pearl_cli.residency.gate_call import GateCall
 from pearl_cli.residency.layer_state import LayerState
 from pearl_cli.residency.load_queue import LoadQueue
 from pearl_cli.residency.prefetch import Prefetcher
 from pearl_cli.residency.slot_keeper import SlotKeeper
 from pearl_cli.residency.stats import TokenStats
-from pearl_cli.residency.transfer import Load
 from pearl_cli.routing.base import Inserted, RoutingPolicy
 
-_PREFILL_BATCH = 4  # resident groups computed between two looks at the arrivals, while transient experts wait for slots
+__all__ = ["CallCancelled", "ResidencyController"]
 
 
-class CallCancelled(Exception):
-    """The caller asked, between two layers, to stop the running forward call. No fault; only that call is lost."""
-
-
-class ResidencyController:
+class ResidencyController(CallWork):
     """An `ExpertProvider`. layers[l] is None for a layer without experts, `routers` likewise. `cancelled`, where set,
     is asked at each layer; when it says True, `select` raises CallCancelled. Not thread-safe; owns queue and arena.
     """
@@ -51,19 +47,14 @@ class ResidencyController:
         next_use: NextUse | None = None,
         reorder: bool = True,
     ) -> None:
+        super().__init__(SlotKeeper(layers, arena, queue, prefetcher), arena, queue, reorder)
         self.layers = layers
-        self.queue = queue
-        self.arena = arena
-        self._slots = SlotKeeper(layers, arena, queue, prefetcher)
-        self.demand = self._slots.demand
         self.last_call = TokenStats()
-        self.cancelled: Callable[[], bool] | None = None
         self._routers = routers
         self._backend = backend
         self._routing = routing
         self._prefetcher = prefetcher
         self._next_use = next_use
-        self._reorder = reorder
         self._expected: dict[int, np.ndarray] = {}  # of the newest event of each layer
         self._phase = "decode"
         self._broken = False
@@ -242,68 +233,3 @@ class ResidencyController:
                 expected = np.zeros(state.num_experts)
             evicted = state.cache.insert(new, expected)
         self._slots.copy_ahead(state, new, evicted)
-
-    def _demand_missing(self, state: LayerState, call: GateCall, missing: list[int]) -> None:
-        """Promote what is on its way, queue the rest: first experts that leave again, so that they pass through while
-        there is room.
-        """
-        on_the_way = [state.loads[expert] for expert in missing if expert in state.loads]
-        if on_the_way:
-            self._promote(call, on_the_way)
-        fresh = [expert for expert in missing if expert not in state.loads]
-        for expert in fresh:
-            self.demand.miss_bytes += state.expert_bytes[expert]
-        call.todo.extend(expert for expert in fresh if not call.keeps[expert])
-        call.todo.extend(expert for expert in fresh if call.keeps[expert])
-        self._queue_todo(call, state)
-
-    def _promote(self, call: GateCall, loads: list[Load]) -> None:
-        self.queue.promote(loads)
-        self.demand.promoted += len(loads)
-        for load in loads:
-            self._slots.count_forecast(load.early_bytes, useful=True)
-            self.demand.miss_bytes += sum(place.n_bytes for place in load.places) - load.early_bytes
-            call.note_landed(load)
-
-    def _queue_todo(self, call: GateCall, state: LayerState) -> None:
-        loads = []
-        while call.todo:
-            slot = self._slots.take_slot(state)
-            if slot < 0:
-                break
-            loads.append(state.new_load(call.todo.popleft(), slot, self.arena, demanded=True))
-        if loads:
-            self.queue.demand(loads)
-
-    def _next_work(self, call: GateCall, state: LayerState) -> tuple[np.ndarray, np.ndarray]:
-        """Groups whose gate and up, and groups whose down, can be computed now; waits for an arrival when there are
-        none.
-        """
-        while True:
-            hold = not self._reorder and not call.todo and any(expert in state.loads for expert in call.group_of)
-            if call.ready and not hold:
-                which = call.take_ready(_PREFILL_BATCH if call.todo else len(call.ready))
-                return which, which
-            if (call.gate_up_ready or call.down_ready) and not hold:
-                gate_up, down = np.array(call.gate_up_ready, np.int32), np.array(call.down_ready, np.int32)
-                call.gate_up_ready, call.down_ready = [], []
-                return gate_up, down
-            self._queue_todo(call, state)
-            arrivals = self.queue.take(block=True, cancelled=self.cancelled)
-            if not arrivals and self.cancelled is not None and self.cancelled():
-                raise CallCancelled
-            if not arrivals:
-                waiting = list(call.todo)
-                raise RuntimeError(f"layer {call.layer}: experts {waiting} wait for slots and nothing is on its way")
-            self._slots.settle(arrivals)
-
-    def _leave(self, call: GateCall, state: LayerState, computed: np.ndarray) -> None:
-        """After the last use in this call: experts that the budget does not keep make room for those still to come."""
-        call.open_groups -= computed.size
-        if call.all_stay:
-            return
-        for expert in call.groups.expert_ids[computed].tolist():
-            if not call.keeps[expert]:
-                state.vacate(expert, self.arena)
-        if call.todo:
-            self._queue_todo(call, state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pearl_cli.open_engine import OpenedEngine
+from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.resolve_routing import resolve_routing
 from pearl_cli.routing.cache_prior import CachePriorRouting
 from pearl_cli.routing.parse_flags import parse_routing

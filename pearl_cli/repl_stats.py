@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pearl_cli.open_engine import OpenedEngine
+from pearl_cli.opened_engine import OpenedEngine
 
 _BAR = 20
 
@@ -37,4 +37,13 @@ def residency_table(opened: OpenedEngine) -> str:
         f"prefetched a token, waited {totals.stall_ms / tokens:.2f} ms a token\n"
         f"evict {opened.evict}, slots {opened.plan.slots.n_bytes / 2**20:.1f} MiB, context used "
         f"{len(opened.engine.tokens)} of {opened.engine.context}"
+        f"{_of_auto(opened)}"
     )
+
+
+def _of_auto(opened: OpenedEngine) -> str:
+    """What `--predictor auto` measured and chose, on a line of its own."""
+    auto = opened.controller.auto
+    if auto is None:
+        return ""
+    return f"\n{auto.verdict.line() if auto.verdict is not None else f'auto: {auto.stage.value}'}"

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from models.errors import UsageError
 from pearl_cli.device.copy_queue import CopyQueue
 from pearl_cli.measure_link import measure_link
+from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.predict.choose import choose_forecasting
 from pearl_cli.predict.fingerprint import model_fingerprint
 from pearl_cli.routing.lambda_file import stored_lambda
 from pearl_cli.routing.settings import RoutingSettings
-
-if TYPE_CHECKING:
-    from pearl_cli.open_engine import OpenedEngine
 
 
 def resolve_routing(opened: OpenedEngine, settings: RoutingSettings) -> RoutingSettings:

@@ -17,8 +17,9 @@ from models.tokenizer import Tokenizer
 from pearl_cli.cpu_cores import bound_threads, on_cores
 from pearl_cli.engine import Engine
 from pearl_cli.memory_plan import typed
-from pearl_cli.open_engine import OpenedEngine, open_engine
+from pearl_cli.open_engine import open_engine
 from pearl_cli.open_model import in_memory_note, open_model
+from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.options import RunOptions
 from pearl_cli.sizes import Size
 from pearl_cli.terminal import Progress, Terminal

@@ -16,7 +16,7 @@ from typing import Any
 
 from pearl_cli.bench.workload import Workload
 from pearl_cli.device.copy_queue import CopyQueue
-from pearl_cli.open_engine import OpenedEngine
+from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.residency.read_piece import ReadPiece
 from pearl_cli.residency.transfer import Load
 

@@ -15,7 +15,7 @@ from models.errors import UsageError
 from pearl_cli.bench.record import make_record
 from pearl_cli.bench.runner import Sample, Test, run_test
 from pearl_cli.bench.workload import Workload
-from pearl_cli.open_engine import OpenedEngine
+from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.options import RunOptions
 from pearl_cli.predict.choose import UNTRAINED
 from pearl_cli.residency.eviction import POLICY_NAMES

@@ -10,7 +10,7 @@ from pearl_cli.bench.peer import LlamaBench
 from pearl_cli.bench.record import make_record
 from pearl_cli.bench.runner import Sample, Test, run_test
 from pearl_cli.bench.workload import Workload
-from pearl_cli.open_engine import OpenedEngine
+from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.terminal import Terminal
 
 _WARMUP_TOKENS = 8

@@ -10,7 +10,7 @@ from pearl_cli.bench.runner import Sample, Test
 from pearl_cli.bench.workload import Workload
 from pearl_cli.device.device_fields import device_fields
 from pearl_cli.host_memory import peak_rss_bytes
-from pearl_cli.open_engine import OpenedEngine
+from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.residency.stats import TokenStats
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pearl_cli.bench.workload import Workload
-from pearl_cli.open_engine import OpenedEngine
+from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.residency.stats import TokenStats
 
 

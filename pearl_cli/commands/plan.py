@@ -31,7 +31,7 @@ def command(options: RunOptions, file: Path | None, as_json: bool) -> None:
 def plan_record(options: RunOptions) -> dict[str, Any]:
     """The plan as a flat record; raises what opening the model would raise."""
     from models.tokenizer import Tokenizer
-    from pearl_cli.open_engine import prepare
+    from pearl_cli.groundwork import prepare
     from pearl_cli.open_model import open_model
     from pearl_cli.session import DEMO_BUDGET, demo_model
 
@@ -48,7 +48,7 @@ def plan_record(options: RunOptions) -> dict[str, Any]:
     host = ground.on_device.host.n_bytes if ground.on_device is not None else None
     return {
         "model": config.name or config.architecture,
-        "device": "cpu" if ground.on_device is None else ground.on_device.gpu.name,
+        "device": ground.device,
         "context": plan.needs.context,
         "process_bytes": plan.needs.process_bytes,
         "weight_bytes": plan.needs.weight_bytes,

@@ -12,7 +12,7 @@ from pearl_cli.evaluate.logits_file import LogitsWriter, read_logits
 from pearl_cli.evaluate.report import Result
 from pearl_cli.evaluate.run_windows import SCORE_ROWS, run_settings
 from pearl_cli.evaluate.windows import Window, cut_windows
-from pearl_cli.open_engine import OpenedEngine
+from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.routing.settings import RoutingSettings
 from pearl_cli.session import Session
 

@@ -17,7 +17,7 @@ import numpy as np
 from pearl_cli.evaluate.estimate import BLOCK_TOKENS
 from pearl_cli.evaluate.token_scores import TokenScores, divergence, log_softmax
 from pearl_cli.evaluate.windows import Window
-from pearl_cli.open_engine import OpenedEngine
+from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.routing.base import RoutingPolicy
 from pearl_cli.routing.cache_prior import CachePriorRouting
 from pearl_cli.routing.settings import RoutingSettings

@@ -13,7 +13,8 @@ import numpy as np
 from pearl_cli.bench.record import make_record
 from pearl_cli.bench.runner import Test, run_test
 from pearl_cli.bench.workload import Workload
-from pearl_cli.open_engine import OpenedEngine, open_engine
+from pearl_cli.open_engine import open_engine
+from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.options import RunOptions
 from pearl_cli.sizes import Size
 

@@ -19,7 +19,8 @@ from models.gguf import GGUFModel
 from models.loader import load_model
 from models.resident import ResidentExperts
 from pearl_cli.engine import Engine
-from pearl_cli.open_engine import OpenedEngine, open_engine
+from pearl_cli.open_engine import open_engine
+from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.options import RunOptions
 from pearl_cli.predict.next_gate import NextGate
 from pearl_cli.residency.controller import CallCancelled

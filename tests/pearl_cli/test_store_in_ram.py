@@ -15,8 +15,9 @@ import pytest
 from convert.pipeline import ConvertOptions, convert
 from models.errors import MemoryPlanError, UsageError
 from pearl_cli.main import run
-from pearl_cli.open_engine import OpenedEngine, open_engine
+from pearl_cli.open_engine import open_engine
 from pearl_cli.open_model import model_bytes, open_model, wants_ram
+from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.options import RunOptions
 from pearl_cli.residency.in_place import InPlaceSlots
 from pearl_cli.sizes import Size

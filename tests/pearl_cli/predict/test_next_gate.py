@@ -10,7 +10,8 @@ import pytest
 
 from kernels.backend import Activations, Array
 from models.expert_provider import Routing
-from pearl_cli.open_engine import OpenedEngine, open_engine
+from pearl_cli.open_engine import open_engine
+from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.options import RunOptions
 from pearl_cli.predict.base import Forecast
 from pearl_cli.predict.next_gate import NextGate

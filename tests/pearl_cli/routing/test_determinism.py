@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pearl_cli.open_engine import OpenedEngine, open_engine
+from pearl_cli.open_engine import open_engine
+from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.options import RunOptions
 from pearl_cli.residency.disk_reader import DiskReader
 from pearl_cli.residency.eviction import make_policy

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.quant_types import QuantType
+from kernels.reference.dequant import dequantize_rows
 from models.errors import ConversionError
 
 Bytes = NDArray[np.uint8]
@@ -17,7 +18,7 @@ def quantize_rows(values: Floats, quant_type: QuantType, name: str, importance: 
     """`values` [n, n_cols] stored as `quant_type`, flat uint8. `name` is the tensor's, for messages; `importance`
     [n_cols] says how much an error in each column counts.
 
-    Raises ConversionError where the type cannot hold a value (not finite, or beyond 65504 for F16).
+    Raises ConversionError where the type cannot hold a value: not finite, or beyond what half precision leaves it.
     """
     if quant_type is QuantType.F32:
         return values.astype("<f4", copy=False).reshape(-1).view(np.uint8)
@@ -25,7 +26,8 @@ def quantize_rows(values: Floats, quant_type: QuantType, name: str, importance: 
         return to_bf16(values).reshape(-1).view(np.uint8)
     if quant_type is QuantType.Q8_0:
         return quantize_q8_0_rows(values, name)
-    _check_finite(bool(np.isfinite(values).all()), quant_type, name)
+    largest = _largest(values)
+    _check_finite(largest, quant_type, name)
     if quant_type is QuantType.F16:
         with np.errstate(over="ignore"):
             halves = values.astype("<f2")
@@ -36,24 +38,50 @@ def quantize_rows(values: Floats, quant_type: QuantType, name: str, importance: 
         return halves.reshape(-1).view(np.uint8)
     from kernels.cpu.quantize import quantize_blocks
 
-    blocks: Bytes = quantize_blocks(values, quant_type, importance).reshape(-1)
-    return blocks
+    with np.errstate(over="ignore", invalid="ignore"):  # scales beyond half precision are seen below
+        blocks: Bytes = quantize_blocks(values, quant_type, importance)
+    if largest > F16_MAX:
+        _check_kept(values, blocks, quant_type, name)
+    return blocks.reshape(-1)
 
 
 def quantize_q8_0_rows(values: Floats | NDArray[np.uint16], name: str) -> Bytes:
     """As `quantize_rows` for Q8_0, and from bfloat16 (uint16) without a detour by float32."""
     from kernels.cpu.quantize_q8_0 import quantize_q8_0
 
-    blocks, finite = quantize_q8_0(np.ascontiguousarray(values))
-    _check_finite(finite, QuantType.Q8_0, name)
+    blocks, largest = quantize_q8_0(np.ascontiguousarray(values))
+    _check_finite(largest, QuantType.Q8_0, name)
+    if largest > F16_MAX * 127:
+        raise _too_large(largest, QuantType.Q8_0, name)
     return blocks.reshape(-1)
 
 
-def _check_finite(finite: bool, quant_type: QuantType, name: str) -> None:
-    if not finite:
+def _largest(values: Floats) -> float:
+    """The largest magnitude, NaN where there is a NaN."""
+    return max(float(values.max()), -float(values.min())) if values.size else 0.0
+
+
+def _check_finite(largest: float, quant_type: QuantType, name: str) -> None:
+    if not np.isfinite(largest):
         raise ConversionError(
             f"tensor {name} holds NaN or infinite weights, which {quant_type.name} cannot store; the checkpoint is bad"
         )
+
+
+def _check_kept(values: Floats, blocks: Bytes, quant_type: QuantType, name: str) -> None:
+    """Large weights overflow a block's scale, which is a half float: what the largest of each row comes back as."""
+    back = np.abs(dequantize_rows(blocks, quant_type, values.shape[1])).max(axis=1)
+    largest = np.abs(values).max(axis=1)
+    lost = ~(np.isfinite(back) & (back >= largest / 2))
+    if lost.any():
+        raise _too_large(float(largest[lost].max()), quant_type, name)
+
+
+def _too_large(largest: float, quant_type: QuantType, name: str) -> ConversionError:
+    return ConversionError(
+        f"tensor {name} holds weights up to {largest:.3g}, too large for {quant_type.name}, whose scales are F16; "
+        "use bf16 or f32"
+    )
 
 
 def to_bf16(values: Floats) -> NDArray[np.uint16]:

@@ -52,6 +52,10 @@ DOT_RELATIVE = 1e-6
 QUANTIZER_RMS = {"Q2_K": 0.2961, "Q3_K": 0.1507, "Q4_K": 0.0714, "Q5_K": 0.0361, "Q6_K": 0.01775, "IQ4_NL": 0.0763}
 # A row of one repeated value, through quantised scales of the super-block: half a step of a 6-bit scale at worst.
 QUANTIZER_CONSTANT = 0.02
+# Root mean square error of any type, over that of the weights, where these are near the largest it can store.
+QUANTIZER_LARGE = 0.4
+# Errors of ggml as written down, against those of a library built by another compiler.
+GGML_ERROR_RELATIVE = 1e-4
 
 FORECAST_TOLERANCE = 1e-9
 """The closed form of an expectation against the sum it stands for, both in float64."""

@@ -1,11 +1,9 @@
 """Quantisers of the K types that have a scale and a minimum for each sub-block: Q4_K, Q5_K (8 sub-blocks of 32) and
 Q2_K (16 of 16).
 
-Method (the published idea of k-quants): for each sub-block try a range of step sizes; for each, round the weights to
-codes and solve the weighted least-squares problem for scale and minimum given those codes; keep the pair of least
-weighted error. The pairs are then quantised themselves against the super-block's largest; of each and its neighbours
-the best under what is really stored is kept, and the codes are rounded again under it.
-The error of a candidate follows from the sums of the least-squares problem, so each costs one pass over the sub-block.
+Scales and minima come from `quantize_k_search`. Here the steps that both are stored in multiples of are searched for
+them; each multiple is moved by one where that is better under what is really stored, the two steps are fitted to the
+codes that come of it, and the codes are rounded again.
 """
 
 from __future__ import annotations
@@ -13,101 +11,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from kernels.cpu.quantize_importance import mean_squares, per_block, weigh
-
-SUPER = 256
-_FAST = {"reassoc", "nsz", "contract"}  # sums may be split into lanes; the inputs are finite
-
-
-@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
-def search_scales(x, importance, squares, sub, top, first_step, n_steps, mean_weight, scales, mins):
-    """Best scale and minimum (stored negated: >= 0) of every sub-block of `sub` weights; codes 0 .. top.
-
-    A weight counts as `importance` (with `squares`) says, see `quantize_importance`; where that is empty, `mean_weight`
-    times the sub-block's root mean square plus its own magnitude. Steps tried: the full
-    range over top + first_step, + 0.1, ... `n_steps` times, beside the full range over top.
-    """
-    # Local contiguous buffers: loops over them vectorise, loops over x[b, s * sub + i] do not.
-    v = np.empty(sub, np.float32)
-    w = np.empty(sub, np.float32)
-    wx = np.empty(sub, np.float32)
-    zero = np.float32(0)
-    ceiling = np.float32(top)
-    for b in range(x.shape[0]):
-        for s in range(x.shape[1] // sub):
-            square = zero
-            low = zero  # a minimum above zero cannot be stored
-            high = x[b, s * sub]
-            for i in range(sub):
-                v[i] = x[b, s * sub + i]
-                square += v[i] * v[i]
-                low = min(low, v[i])
-                high = max(high, v[i])
-            scales[b, s] = zero
-            mins[b, s] = -low
-            if high <= low:
-                continue
-            base = np.float32(mean_weight) * np.sqrt(square / np.float32(sub))
-            sum_w = zero
-            sum_x = zero
-            sum_x2 = zero
-            for i in range(sub):
-                w[i] = base + abs(v[i])
-            if importance.shape[0] > 0:
-                weigh(importance, squares[b], b, s * sub, v, w)
-            for i in range(sub):
-                wx[i] = w[i] * v[i]
-                sum_w += w[i]
-                sum_x += wx[i]
-                sum_x2 += wx[i] * v[i]
-            best = np.inf
-            for step in range(-1, n_steps):
-                steps = ceiling if step < 0 else ceiling + np.float32(first_step) + np.float32(0.1) * np.float32(step)
-                inverse = steps / (high - low)
-                sum_l = zero
-                sum_l2 = zero
-                sum_xl = zero
-                for i in range(sub):
-                    code = min(max(np.rint(inverse * (v[i] - low)), zero), ceiling)
-                    sum_l += w[i] * code
-                    sum_l2 += w[i] * code * code
-                    sum_xl += wx[i] * code
-                error, scale, minimum = _solve(sum_w, sum_x, sum_x2, sum_l, sum_l2, sum_xl)
-                if error < best:
-                    best = error
-                    scales[b, s] = scale
-                    mins[b, s] = -minimum
-                    low = np.float32(minimum)  # the next step starts from the better minimum
-                    if high <= low:
-                        break
+from kernels.cpu.quantize_importance import mean_squares, per_block
+from kernels.cpu.quantize_k_search import FAST, SUPER, search_scales, weights_of
+from kernels.cpu.quantize_k_steps import as_stored, keep_better, multiples, search_steps
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def _solve(sum_w, sum_x, sum_x2, sum_l, sum_l2, sum_xl):
-    """(weighted error, scale, minimum <= 0) of the least-squares line through codes l and weights x.
-
-    In float64: sums nearly cancel.
-    """
-    sw, sx, sx2 = np.float64(sum_w), np.float64(sum_x), np.float64(sum_x2)
-    sl, sl2, sxl = np.float64(sum_l), np.float64(sum_l2), np.float64(sum_xl)
-    determinant = sw * sl2 - sl * sl
-    if sl2 <= 0.0:
-        return np.inf, 0.0, 0.0
-    minimum = 1.0
-    scale = 0.0
-    if determinant > 0.0:
-        scale = (sw * sxl - sx * sl) / determinant
-        minimum = (sl2 * sx - sl * sxl) / determinant
-    if minimum > 0.0:  # cannot be stored, or all codes are equal and any line through them does
-        minimum = 0.0
-        scale = sxl / sl2
-    error = (
-        sx2 + scale * scale * sl2 + minimum * minimum * sw + 2.0 * (scale * minimum * sl - scale * sxl - minimum * sx)
-    )
-    return error, scale, minimum
-
-
-@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
 def _codes(x, sub, top, steps, offsets, codes):
     """Codes under the stored scales: round((x + offset) / step), 0 where the step is 0."""
     for b in range(x.shape[0]):
@@ -118,51 +27,90 @@ def _codes(x, sub, top, steps, offsets, codes):
                 codes[b, i] = np.uint8(min(max(code, np.float32(0)), np.float32(top)))
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
-def _refine(x, importance, squares, sub, top, mean_weight, code_top, d, dmin, scale_codes, min_codes):
-    """Move each stored scale and minimum by at most one to where the weighted error of the rounded weights is least."""
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
+def _refine(x, importance, squares, sub, top, mean_weight, code_top, steps, scale_codes, min_codes, errors, fitted):
+    """Move the stored scale or the stored minimum of each sub-block by at most one to where the weighted error of the
+    rounded weights is least. Also that error of each super-block, and the pair of steps that fits the codes best.
+    """
     v = np.empty(sub, np.float32)
     w = np.empty(sub, np.float32)
     zero = np.float32(0)
     ceiling = np.float32(top)
+    sums = np.empty(5)
     for b in range(x.shape[0]):
+        d, dmin = steps[b]
+        errors[b] = zero
+        sums[:] = 0.0
         for s in range(x.shape[1] // sub):
-            square = zero
             for i in range(sub):
                 v[i] = x[b, s * sub + i]
-                square += v[i] * v[i]
-            base = np.float32(mean_weight) * np.sqrt(square / np.float32(sub))
-            for i in range(sub):
-                w[i] = base + abs(v[i])
-            if importance.shape[0] > 0:
-                weigh(importance, squares[b], b, s * sub, v, w)
+            weights_of(v, importance, squares, b, s * sub, mean_weight, w)
             scale_code = np.int32(scale_codes[b, s])
             min_code = np.int32(min_codes[b, s])
             best = np.float32(np.inf)
-            for scale_try in range(max(scale_code - 1, 0), min(scale_code + 1, code_top) + 1):
-                for min_try in range(max(min_code - 1, 0), min(min_code + 1, code_top) + 1):
-                    step = d[b] * np.float32(scale_try)
-                    offset = dmin[b] * np.float32(min_try)
-                    inverse = np.float32(1) / step if step > zero else zero
-                    error = zero
-                    for i in range(sub):
-                        code = min(max(np.rint((v[i] + offset) * inverse), zero), ceiling)
-                        gap = step * code - offset - v[i]
-                        error += w[i] * gap * gap
-                    if error < best:
-                        best = error
-                        scale_codes[b, s] = scale_try
-                        min_codes[b, s] = min_try
+            for move in range(5):
+                scale_try = scale_code + (move == 1) - (move == 2)
+                min_try = min_code + (move == 3) - (move == 4)
+                if min(scale_try, min_try) < 0 or max(scale_try, min_try) > code_top:
+                    continue
+                step = d * np.float32(scale_try)
+                offset = dmin * np.float32(min_try)
+                inverse = np.float32(1) / step if step > zero else zero
+                error = zero
+                for i in range(sub):
+                    code = min(max(np.rint((v[i] + offset) * inverse), zero), ceiling)
+                    gap = step * code - offset - v[i]
+                    error += w[i] * gap * gap
+                if error < best:
+                    best = error
+                    scale_codes[b, s] = scale_try
+                    min_codes[b, s] = min_try
+            errors[b] += best
+            _add(v, w, ceiling, d, dmin, np.float32(scale_codes[b, s]), np.float32(min_codes[b, s]), sums)
+        fitted[b] = _fit(sums, d, dmin)
 
 
-def _quantized_scales(scales: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
-    """(half-precision step of each super-block as float16, uint8 multiples 0..top of it) for non-negative `scales`
-    [n, n_sub].
-    """
-    largest = scales.max(axis=1)
-    inverse = np.divide(np.float32(top), largest, out=np.zeros_like(largest), where=largest > 0)
-    multiples = np.minimum(np.rint(scales * inverse[:, None]), top).astype(np.uint8)
-    return (largest / np.float32(top)).astype("<f2"), multiples
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
+def _add(v, w, ceiling, d, dmin, scale_code, min_code, sums):
+    """Add a sub-block to `sums`: of w p p, w p q, w q q, w p x and w q x, where x should be d p - dmin q."""
+    zero = np.float32(0)
+    step = d * scale_code
+    offset = dmin * min_code
+    inverse = np.float32(1) / step if step > zero else zero
+    sum_w = zero
+    sum_x = zero
+    sum_l = zero
+    sum_l2 = zero
+    sum_xl = zero
+    for i in range(v.size):
+        code = min(max(np.rint((v[i] + offset) * inverse), zero), ceiling)
+        weighted = w[i] * code
+        sum_w += w[i]
+        sum_x += w[i] * v[i]
+        sum_l += weighted
+        sum_l2 += weighted * code
+        sum_xl += weighted * v[i]
+    p, q = np.float64(scale_code), np.float64(min_code)
+    sums[0] += sum_l2 * p * p
+    sums[1] += sum_l * p * q
+    sums[2] += sum_w * q * q
+    sums[3] += sum_xl * p
+    sums[4] += sum_x * q
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _fit(sums, d, dmin):
+    """The steps (>= 0) of least error for the `sums` of `_add`; as they are where the sums do not determine them."""
+    pp, pq, qq, px, qx = sums
+    if qq == 0.0:
+        return np.float32(px / pp) if pp > 0.0 and px > 0.0 else d, dmin
+    determinant = pp * qq - pq * pq
+    if determinant > 0.0:
+        step = (px * qq - pq * qx) / determinant
+        offset = (pq * px - pp * qx) / determinant
+        if step > 0.0 and offset >= 0.0:
+            return np.float32(step), np.float32(offset)
+    return d, dmin
 
 
 def _quantize(
@@ -175,20 +123,26 @@ def _quantize(
     mean_weight: float,
     scale_top: int,
     sigma: float = 2.0,
-):
+) -> tuple[np.ndarray, ...]:
     """(d, dmin as float16; scale and minimum multiples; codes) of every super-block of `x`."""
     blocks = x.reshape(-1, SUPER)
-    own, squares = per_block(importance, SUPER), mean_squares(blocks, sigma)
-    n_sub = SUPER // sub
-    scales, mins = np.zeros((blocks.shape[0], n_sub), np.float32), np.zeros((blocks.shape[0], n_sub), np.float32)
-    search_scales(blocks, own, squares, sub, top, first_step, n_steps, mean_weight, scales, mins)
-    d, scale_codes = _quantized_scales(scales, scale_top)
-    dmin, min_codes = _quantized_scales(mins, scale_top)
-    halves = d.astype(np.float32), dmin.astype(np.float32)
-    _refine(blocks, own, squares, sub, top, mean_weight, scale_top, *halves, scale_codes, min_codes)
+    weighing = per_block(importance, SUPER), mean_squares(blocks, sigma), sub, top
+    scales, mins, scale_slopes, min_slopes = np.zeros((4, len(blocks), SUPER // sub), np.float32)
+    search_scales(blocks, *weighing, first_step, n_steps, mean_weight, scales, mins, scale_slopes, min_slopes)
+    steps = np.empty((len(blocks), 2), np.float32)
+    search_steps(scales, scale_slopes, scale_top, 0, scale_top, steps[:, 0])
+    search_steps(mins, min_slopes, scale_top, 0, scale_top, steps[:, 1])
+    steps = as_stored(steps)
+    scale_codes = multiples(scales, steps[:, 0], 0, scale_top).astype(np.uint8)
+    min_codes = multiples(mins, steps[:, 1], 0, scale_top).astype(np.uint8)
+    errors, fitted = np.empty(len(blocks), np.float32), np.empty_like(steps)
+    _refine(blocks, *weighing, mean_weight, scale_top, steps, scale_codes, min_codes, errors, fitted)
+    tried = np.empty_like(errors), as_stored(fitted), scale_codes.copy(), min_codes.copy()
+    _refine(blocks, *weighing, mean_weight, scale_top, *tried[1:], tried[0], np.empty_like(fitted))
+    keep_better((errors, steps, scale_codes, min_codes), tried)
     codes = np.empty(blocks.shape, np.uint8)
-    steps, offsets = halves[0][:, None] * scale_codes, halves[1][:, None] * min_codes
-    _codes(blocks, sub, top, steps, offsets, codes)
+    _codes(blocks, sub, top, steps[:, :1] * scale_codes, steps[:, 1:] * min_codes, codes)
+    d, dmin = np.ascontiguousarray(steps.T, "<f2")
     return d, dmin, scale_codes, min_codes, codes
 
 
@@ -237,7 +191,7 @@ def quantize_q2_k(x: np.ndarray, importance: np.ndarray | None = None) -> np.nda
     Byte i of each half's 32 code bytes holds weights i, 32 + i, 64 + i, 96 + i of that half in its bit pairs from the
     lowest.
     """
-    d, dmin, scales, mins, codes = _quantize(x, importance, 16, 3, -0.5, 16, 0.0, 15, 1.0)
+    d, dmin, scales, mins, codes = _quantize(x, importance, 16, 3, -0.5, 16, 0.1, 15, 1.0)
     out = np.empty((codes.shape[0], 84), np.uint8)
     out[:, :16] = scales | mins << 4
     quarters = codes.reshape(-1, 2, 4, 32)

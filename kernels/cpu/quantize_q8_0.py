@@ -2,7 +2,7 @@
 rounded half away from zero.
 
 One vector-IR function a kind of input, called without numba, so that a conversion to Q8_0 starts without it. The same
-pass finds the largest magnitude, which tells whether every weight was finite.
+pass finds the largest magnitude, which tells whether every weight was finite and can be stored.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kernels.cpu.native import address_of
 from kernels.cpu.vector_ir import F16, F32, I8, I16, I32, Emitter, vec
 
 _BLOCK, _BLOCK_BYTES = 32, 34
-_INFINITY_BITS = 0x7F800000
 _FUNCTION = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)  # releases the GIL
 
 
-def quantize_q8_0(x: np.ndarray) -> tuple[np.ndarray, bool]:
+def quantize_q8_0(x: np.ndarray) -> tuple[np.ndarray, float]:
     """`x` float32, or uint16 holding bfloat16, contiguous, of whole blocks, as fresh uint8 [n_blocks, 34]: float16
-    scale, 32 int8. Also whether all of `x` is finite; blocks that are not hold nothing of use.
+    scale, 32 int8. Also the largest magnitude in `x`, NaN or infinite if anything is; such blocks, and those with a
+    weight beyond 127 * 65504, hold nothing of use.
     """
     if x.dtype not in (np.float32, np.uint16) or not x.flags.c_contiguous or x.size % _BLOCK:
         raise ValueError(f"x must be contiguous float32 or uint16 in blocks of {_BLOCK}, got {x.dtype} {x.shape}")
@@ -31,7 +31,7 @@ def quantize_q8_0(x: np.ndarray) -> tuple[np.ndarray, bool]:
     largest = np.zeros(1, np.uint32)
     if out.size:
         _function(x.dtype == np.uint16)(x.ctypes.data, out.ctypes.data, len(out), largest.ctypes.data)
-    return out, int(largest[0]) < _INFINITY_BITS
+    return out, float(largest.view(np.float32)[0])
 
 
 @cache
@@ -55,7 +55,8 @@ def _emit(e: Emitter, x: Any, out: Any, n_blocks: Any, largest_at: Any, is_bf16:
             bits = e.load(source, words)
         largest = e.reduce(umax, b.and_(bits, e.const(words, 0x7FFFFFFF)), _BLOCK)
         scale = b.fdiv(b.bitcast(largest, F32), e.f32(127.0))
-        inverse = b.select(b.fcmp_ordered(">", scale, e.f32(0.0)), b.fdiv(e.f32(1.0), scale), e.f32(0.0))
+        inverse = b.fdiv(e.f32(1.0), scale)  # infinite in blocks of zeros, and of weights so small that the scale is 0
+        inverse = b.select(b.fcmp_ordered("<", inverse, e.f32(np.inf)), inverse, e.f32(0.0))
         scaled = b.fmul(b.bitcast(bits, vec(F32, _BLOCK)), e.splat(inverse, _BLOCK))
         e.store(b.fptrunc(scale, F16), target)
         e.store(b.trunc(_rounded(e, scaled), vec(I8, _BLOCK)), e.at(target, 2))

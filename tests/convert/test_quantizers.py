@@ -8,12 +8,13 @@ from gguf.quants import dequantize, quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convert.quantize import quantize_rows, to_bf16
+from convert.quantize import quantize_q8_0_rows, quantize_rows, to_bf16
 from kernels.cpu.quantize import TYPES, quantize_blocks
 from kernels.quant_types import QuantType as Q
 from kernels.quant_types import row_bytes
 from models.errors import ConversionError
 from tests import tolerances
+from tests.convert.quantizer_rows import weighted_error
 
 EXACT = [Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.MXFP4]
 SEARCHED = [Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K, Q.IQ4_NL]
@@ -105,6 +106,33 @@ def test_values_that_are_no_numbers_are_refused(quant_type: Q, bad: float) -> No
 def test_f16_overflow_is_refused() -> None:
     with pytest.raises(ConversionError, match="65504"):
         quantize_rows(np.full((1, 4), 70000, np.float32), Q.F16, "t")
+
+
+HALF_SCALES = [t for t in TYPES if t is not Q.MXFP4]
+
+
+@pytest.mark.parametrize("quant_type", HALF_SCALES, ids=lambda t: t.name)
+@pytest.mark.parametrize("power", [10, 20, 36])
+def test_weights_too_large_for_a_half_precision_scale_are_refused(quant_type: Q, power: int) -> None:
+    x = heavy_tailed()
+    x[3, 70] = 10.0**power
+    message = rf"tensor t holds weights up to 1e\+{power}, too large for {quant_type.name}"
+    with pytest.raises(ConversionError, match=message):
+        quantize_rows(x, quant_type, "t")
+
+
+@pytest.mark.parametrize("quant_type", TYPES, ids=lambda t: t.name)
+def test_large_weights_that_can_be_stored_are(quant_type: Q) -> None:
+    # Q4_1 and Q5_1 store a block's minimum as it is.
+    x = heavy_tailed() * np.float32(1e5 if quant_type in (Q.Q4_1, Q.Q5_1) else 4e5)
+    back = dequantize(quantize_rows(x, quant_type, "t").reshape(len(x), -1), quant_type)
+    assert weighted_error(x, back, np.ones(x.shape)) <= tolerances.QUANTIZER_LARGE
+
+
+def test_bfloat16_too_large_for_q8_0_is_refused() -> None:
+    halves = to_bf16(np.full((1, 32), 1e7, np.float32))
+    with pytest.raises(ConversionError, match=r"tensor t holds weights up to 1e\+07, too large for Q8_0"):
+        quantize_q8_0_rows(halves, "t")
 
 
 def test_type_without_quantiser_is_a_callers_fault() -> None:

@@ -28,12 +28,12 @@ def widened(halves: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("n_blocks", [1, 2, 67, 512])
 def test_bit_exact_to_gguf_py(n_blocks: int) -> None:
     x = rows(n_blocks)
-    blocks, finite = quantize_q8_0(x)
-    assert finite
+    blocks, largest = quantize_q8_0(x)
+    assert largest == np.abs(x).max()
     np.testing.assert_array_equal(blocks, quantize(x, QuantType.Q8_0))
     halves = (x.view(np.uint32) >> 16).astype(np.uint16)
-    blocks, finite = quantize_q8_0(halves)
-    assert finite
+    blocks, largest = quantize_q8_0(halves)
+    assert largest == np.abs(widened(halves)).max()
     np.testing.assert_array_equal(blocks, quantize(widened(halves), QuantType.Q8_0))
 
 
@@ -42,15 +42,15 @@ def test_bit_exact_to_gguf_py(n_blocks: int) -> None:
 def test_what_is_not_finite_is_seen(bad: float, at: tuple[int, int]) -> None:
     x = rows()
     x[at] = bad
-    assert not quantize_q8_0(x)[1]
-    assert not quantize_q8_0((x.view(np.uint32) >> 16).astype(np.uint16))[1]
+    assert not np.isfinite(quantize_q8_0(x)[1])
+    assert not np.isfinite(quantize_q8_0((x.view(np.uint32) >> 16).astype(np.uint16))[1])
     x[at] = np.finfo(np.float32).max
-    assert quantize_q8_0(x)[1]
+    assert quantize_q8_0(x)[1] == np.finfo(np.float32).max
 
 
 def test_nothing_is_an_empty_array() -> None:
-    blocks, finite = quantize_q8_0(np.empty((0, 32), np.float32))
-    assert (blocks.shape, finite) == ((0, 34), True)
+    blocks, largest = quantize_q8_0(np.empty((0, 32), np.float32))
+    assert (blocks.shape, largest) == ((0, 34), 0)
 
 
 @pytest.mark.parametrize("x", [np.zeros(31, np.float32), np.zeros(32, np.float64), np.zeros((32, 2), np.float32)[:, 0]])

@@ -81,7 +81,7 @@ class ExpertProvider(Protocol):
         ...
 
     def compute(self, layer: int, a: Activations, routing: Routing) -> Array:
-        """The routed experts' weighted sum, float32 [T, D]."""
+        """The routed experts' weighted sum, float32 [T, D], which the caller may write to."""
         ...
 
     def end(self) -> None:

@@ -178,6 +178,10 @@ class DenseFFN:
         return None
 
     def __call__(self, backend: Backend, x: Array, provider: ExpertProvider) -> Array:
+        """`added`: nobody chooses here."""
+        return self.added(backend, x)
+
+    def added(self, backend: Backend, x: Array) -> Array:
         """What the feed-forward adds to the residual x [T, D]."""
         a = backend.norm(x, self.ffn_norm, self.norm_eps, readers=(self.ffn_gate, self.ffn_up))
         return backend.gated_mlp(a, self.ffn_gate, self.ffn_up, self.ffn_down, self.unit)
@@ -225,7 +229,13 @@ class Block:
     def leave(self, x: Array, added: Array) -> Array:
         """The stream behind the second half, which adds `added` to x."""
         x = self._add(x, added)
-        return x if self.output_scale == 1.0 else x * self.output_scale
+        if self.output_scale != 1.0:
+            x *= self.output_scale
+        return x
 
     def _add(self, x: Array, added: Array) -> Array:
-        return x + (added if self.residual_scale == 1.0 else added * self.residual_scale)
+        """x + residual_scale * added in the memory of `added`, which a half has made for this; x stays."""
+        if self.residual_scale != 1.0:
+            added *= self.residual_scale
+        added += x
+        return added

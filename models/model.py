@@ -5,6 +5,7 @@ It keeps no sequence: positions, keys and values are the `KVCache`'s; which expe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,13 +73,19 @@ class Model:
         return KVCache(self.config, self.backend, capacity, k_dtype, v_dtype, divisors)
 
     def forward(
-        self, token_ids: np.ndarray, cache: KVCache, provider: ExpertProvider, phase: str, logits: str = "last"
+        self,
+        token_ids: np.ndarray,
+        cache: KVCache,
+        provider: ExpertProvider,
+        phase: str,
+        logits: str = "last",
+        after_layer: Callable[[int], None] | None = None,
     ) -> np.ndarray | None:
         """Append token_ids int64 [T] at position `cache.length`; advances `cache.length` by T only on success.
 
         `phase` is "prefill" or "decode", handed to the provider. Returns float32 host logits: [V] of the last token for
-        logits="last", [T, V] for "all", None for "none". Raises ValueError for no token, or more than the cache has
-        room for.
+        logits="last", [T, V] for "all", None for "none". after_layer(n) is told when n layers are
+        done. Raises ValueError for no token, or more than the cache has room for.
         """
         n_tokens, start = token_ids.shape[0], cache.length
         if n_tokens == 0:
@@ -88,9 +95,11 @@ class Model:
         try:
             x = self.backend.embed(self.token_embd, token_ids)
             if self.config.embedding_scale != 1.0:
-                x = x * self.config.embedding_scale
-            for block, kv, rope in zip(self.blk, cache.layers, cache.ropes, strict=True):
+                x *= self.config.embedding_scale
+            for n, (block, kv, rope) in enumerate(zip(self.blk, cache.layers, cache.ropes, strict=True), 1):
                 x = block(self.backend, x, kv, rope, start, provider)
+                if after_layer is not None:
+                    after_layer(n)
             result = self._logits(x, logits)
         finally:
             provider.end()
@@ -110,10 +119,12 @@ class Model:
             a = backend.layer_norm(rows, self.output_norm, self.output_norm_b, eps)
         out = backend.to_host(backend.linear(a, self.output, bias=self.output_b))
         if self.config.logit_divisor != 1.0:
-            out = out / np.float32(self.config.logit_divisor)
+            out /= np.float32(self.config.logit_divisor)
         if self.config.logit_softcap:
             cap = np.float32(self.config.logit_softcap)
-            out = np.tanh(out / cap) * cap
+            out /= cap
+            np.tanh(out, out=out)
+            out *= cap
         return out[0] if which == "last" else out
 
 

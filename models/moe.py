@@ -76,7 +76,9 @@ class MoE:
             ) from error
         if self.shared is None:
             return provider.compute(layer, a, routing)
-        return provider.compute(layer, a, routing) + self.shared(backend, a)
+        added = self.shared(backend, a)
+        added += provider.compute(layer, a, routing)
+        return added
 
 
 def _biases(source: WeightSource, config: ModelConfig, blk: str) -> ExpertBiases:

@@ -46,5 +46,7 @@ class ShortConv:
         rows, hidden = backend.linear(a, self.in_proj), x.shape[1]
         before, behind, inputs = rows[:, :hidden], rows[:, hidden : 2 * hidden], rows[:, 2 * hidden :]
         (state,) = kept.arrays
-        mixed = backend.causal_conv(before * inputs, self.conv, state, silu=False)
-        return backend.linear(backend.activations(behind * mixed), self.out_proj)
+        inputs *= before
+        mixed = backend.causal_conv(inputs, self.conv, state, silu=False)
+        mixed *= behind
+        return backend.linear(backend.activations(mixed), self.out_proj)

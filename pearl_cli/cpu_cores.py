@@ -29,8 +29,8 @@ def on_cores(options: RunOptions) -> Iterator[None]:
         raise UsageError("--cpu-mask and --cpu-range need Linux; leave them out")
     before = os.sched_getaffinity(0)
     if not chosen <= before:
-        missing = ", ".join(map(str, sorted(chosen - before)))
-        raise UsageError(f"--cpu-mask, --cpu-range: core {missing} is not there; there are {_listed(before)}")
+        missing = _missing(chosen - before)
+        raise UsageError(f"--cpu-mask, --cpu-range: {missing}; this process may use {_ranges(before)}")
     os.sched_setaffinity(0, chosen)
     try:
         yield
@@ -60,5 +60,18 @@ def bound_threads(options: RunOptions, notify: Callable[[str], None]) -> Iterato
         affinity.bind([cores] * threads)
 
 
-def _listed(cores: set[int]) -> str:
-    return ", ".join(map(str, sorted(cores)))
+def _missing(cores: frozenset[int]) -> str:
+    """The first of them, and how many others there are."""
+    first, others = min(cores), len(cores) - 1
+    return f"core {first} and {others} more are not there" if others else f"core {first} is not there"
+
+
+def _ranges(cores: set[int]) -> str:
+    """`0-3, 8`: runs of neighbours."""
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], core]
+        else:
+            runs.append([core])
+    return ", ".join("-".join(map(str, run)) for run in runs)

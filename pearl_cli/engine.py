@@ -105,9 +105,9 @@ class Engine:
         """Make the sequence equal to `token_ids` and return float32 logits [V] of the next token.
 
         The longest common prefix with what is there is reused, but the last token is always computed. progress(done,
-        total) counts tokens of the new part. keep_at: prompt tokens that a later prompt will begin with too; a model
-        with recurrent states remembers them there. Raises UsageError when the prompt is empty or too long,
-        CallCancelled between layers; the tokens done stay.
+        total) counts tokens of the new part, those of a chunk by its layers. keep_at: prompt tokens that a later prompt
+        will begin with too; a model with recurrent states remembers them there. Raises UsageError when the prompt is
+        empty or too long, CallCancelled between layers; the tokens done stay.
         """
         if not token_ids:
             raise UsageError("the prompt holds no token; give some text")
@@ -120,7 +120,8 @@ class Engine:
         logits: np.ndarray | None = None
         for first, stop in self._chunks(start, len(token_ids), keep_at):
             wanted = "last" if stop == len(token_ids) else "none"
-            logits = self._forward(token_ids[first:stop], "prefill", wanted, cancelled)
+            after_layer = self._by_layer(progress, first - start, stop - first, total) if progress is not None else None
+            logits = self._forward(token_ids[first:stop], "prefill", wanted, cancelled, after_layer)
             if stop == keep_at:
                 self.cache.keep()
             if progress is not None:
@@ -208,12 +209,32 @@ class Engine:
         generation.prompt_stats = self._totals() - before
         return logits
 
+    def _by_layer(
+        self, progress: Callable[[int, int], None], done: int, n_tokens: int, total: int
+    ) -> Callable[[int], None]:
+        """Reports that part of a chunk's tokens that is the part of the layers they have been through. Where experts
+        are read from a disk one chunk may take minutes.
+        """
+        num_layers = len(self.model.blk)
+
+        def after_layer(n_layers: int) -> None:
+            if n_layers < num_layers:
+                progress(done + n_tokens * n_layers // num_layers, total)
+
+        return after_layer
+
     def _forward(
-        self, token_ids: Sequence[int], phase: str, logits: str, cancelled: Cancelled | None
+        self,
+        token_ids: Sequence[int],
+        phase: str,
+        logits: str,
+        cancelled: Cancelled | None,
+        after_layer: Callable[[int], None] | None = None,
     ) -> np.ndarray | None:
         if isinstance(self.provider, ResidencyController):
             self.provider.cancelled = cancelled
-        result = self.model.forward(np.array(token_ids, np.int64), self.cache, self.provider, phase, logits)
+        ids = np.array(token_ids, np.int64)
+        result = self.model.forward(ids, self.cache, self.provider, phase, logits, after_layer)
         self.tokens += token_ids
         return result
 

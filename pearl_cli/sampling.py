@@ -16,9 +16,9 @@ from itertools import islice
 import numpy as np
 
 from models.errors import PearlError, UsageError
+from pearl_cli.top_k import TopK
 
 RANDOM_SEED = -1
-_BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,9 @@ class Sampler:
         self.vocab_size = vocab_size
         self.seed = with_drawn_seed(params).seed
         self._random = np.random.Generator(np.random.PCG64(self.seed))
+        self._top_k = TopK(vocab_size)
+        self._flags = np.empty(vocab_size, bool)
+        self._changed = np.empty(vocab_size, np.float32)
         self._accepted: deque[int] = deque(maxlen=None if params.repeat_last_n < 0 else params.repeat_last_n)
         self._bias_ids = np.array([i for i, _ in params.logit_bias], dtype=np.int64)
         self._bias = np.array([amount for _, amount in params.logit_bias], dtype=np.float32)
@@ -96,7 +99,7 @@ class Sampler:
         logits = self._adjusted(logits, self._window(recent))
         if self.params.temperature == 0:
             return int(np.argmax(logits))
-        ids = _top_k(logits, self.params.top_k)
+        ids = self._top_k.ids(logits, self.params.top_k)
         kept = logits[ids].astype(np.float64)
         probabilities = np.exp(kept - kept[0])
         if self.params.top_p < 1:
@@ -116,10 +119,10 @@ class Sampler:
         return list(islice(tokens, start, None))
 
     def _adjusted(self, logits: np.ndarray, window: list[int]) -> np.ndarray:
-        """A copy with bias and penalties, or `logits` itself where there are none."""
+        """With bias and penalties, in memory of the sampler's own; `logits` itself where there are none."""
         if logits.shape != (self.vocab_size,):
             raise ValueError(f"logits have shape {logits.shape}, expected ({self.vocab_size},)")
-        if not np.isfinite(logits).all():
+        if not np.isfinite(logits, out=self._flags).all():
             token_id = int(np.flatnonzero(~np.isfinite(logits))[0])
             raise PearlError(
                 f"the last layer produced {logits[token_id]} as the logit of token {token_id}: weights or activations "
@@ -129,7 +132,8 @@ class Sampler:
         penalises = (params.repeat_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
         if not self._bias_ids.size and not (penalises and window):
             return logits
-        logits = logits.astype(np.float32)
+        self._changed[:] = logits
+        logits = self._changed
         np.add.at(logits, self._bias_ids, self._bias)
         if penalises and window:
             penalise(logits, window, params)
@@ -146,22 +150,3 @@ def penalise(logits: np.ndarray, window: Sequence[int], params: SamplingParams) 
     found = logits[ids]
     found = np.where(found > 0, found / np.float32(params.repeat_penalty), found * np.float32(params.repeat_penalty))
     logits[ids] = found - (counts * params.frequency_penalty + params.presence_penalty).astype(np.float32)
-
-
-def _top_k(logits: np.ndarray, top_k: int) -> np.ndarray:
-    """Ids of the `top_k` largest logits (all for 0), best first; of equal ones the smaller id comes first."""
-    ids = np.arange(logits.size)
-    if 0 < top_k <= logits.size // _BLOCK:
-        # The top_k largest block maxima are top_k logits, so nothing below the least of them is among the largest.
-        maxima = logits[: logits.size // _BLOCK * _BLOCK].reshape(-1, _BLOCK).max(axis=1)
-        ids = np.flatnonzero(logits >= _kth_largest(maxima, top_k))
-    elif 0 < top_k < logits.size:
-        ids = np.flatnonzero(logits >= _kth_largest(logits, top_k))
-    order = np.argsort(-logits[ids], kind="stable")
-    ranked: np.ndarray = ids[order[:top_k] if top_k > 0 else order]
-    return ranked
-
-
-def _kth_largest(values: np.ndarray, k: int) -> np.float32:
-    value: np.float32 = np.partition(values, values.size - k)[values.size - k]
-    return value

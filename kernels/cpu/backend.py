@@ -36,6 +36,7 @@ from kernels.cpu.kernel_clock import KernelClock, Observer
 from kernels.cpu.linear import LinearPlans
 from kernels.cpu.matmul import TileTable
 from kernels.cpu.norm_forms import NormPlans, norm_with_forms
+from kernels.cpu.recycled import copy_of, new_rows
 from kernels.cpu.type_table import TypeTable
 from kernels.cpu.warmup import Progress, warm_up
 from kernels.quant_types import QuantType, row_bytes
@@ -45,7 +46,8 @@ _EMPTY = np.empty((0, 0), np.float32)
 
 
 class CpuBackend:
-    """`kernels.backend.Backend` for the CPU. `isa` overrides the instruction set (features.ISAS) for this backend's
+    """`kernels.backend.Backend` for the CPU. What ops give back for one token lies in recycled memory, so that decoding
+    allocates no arrays (kernels.cpu.recycled). `isa` overrides the instruction set (features.ISAS) for this backend's
     dot kernels.
 
     Raises ValueError for an instruction set that this machine cannot run, and for a thread count outside 1..cores.
@@ -127,11 +129,17 @@ class CpuBackend:
         return norm_with_forms(x, weight, eps, readers, self._norm_plans)
 
     def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Activations:
-        centred = x - x.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
-        return Activations(self.norm(centred, weight, eps).x + bias)
+        centred = copy_of(x)
+        centred -= x.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+        rows = self.norm(centred, weight, eps).x
+        rows += bias
+        return Activations(rows)
 
     def head_norm(self, x: Array, weight: Array, eps: float) -> Array:
         return norm.head_norm(x, weight, eps)
+
+    def new_rows(self, n_rows: int, width: int) -> Array:
+        return new_rows(n_rows, width)
 
     def concatenate(self, rows: Sequence[Array]) -> Array:
         return np.concatenate(rows)

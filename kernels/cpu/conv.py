@@ -9,6 +9,7 @@ from kernels.cpu.addresses import address
 from kernels.cpu.float_rows import float_row
 from kernels.cpu.gates import sigmoid_gate_function
 from kernels.cpu.native_call import call_native
+from kernels.cpu.recycled import new_rows
 
 
 @njit(nogil=True, cache=True)
@@ -55,7 +56,7 @@ def causal_conv(x: np.ndarray, kernel: np.ndarray, state: np.ndarray, silu: bool
     n_tokens, width = x.shape
     if kernel.shape != (state.shape[0] + 1, width) or state.shape[1] != width or x.strides[1] != 4:
         raise ValueError(f"a convolution by {kernel.shape} over a state {state.shape} and rows {x.shape}")
-    out = np.empty((n_tokens, width), np.float32)
+    out = new_rows(n_tokens, width)
     function = sigmoid_gate_function() if silu else 0
     if n_tokens == 1:
         _one(x, kernel, state, function, out)

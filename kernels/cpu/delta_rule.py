@@ -9,6 +9,7 @@ from numba import njit, prange
 
 from kernels.backend import DELTA_NORM_EPS, DeltaRule
 from kernels.cpu.float_rows import float_row, sum_squares
+from kernels.cpu.recycled import new_rows
 
 _EPS = np.float32(DELTA_NORM_EPS)
 
@@ -104,7 +105,7 @@ def delta_rule(
         raise ValueError(f"a delta rule of {heads} heads with a state {state.shape}")
     if any(rows.strides[1] != 4 for rows in (qkv, beta, alpha)):
         raise ValueError("the delta rule reads rows of contiguous float32")
-    out = np.empty((n_tokens, heads * rule.value_dim), np.float32)
+    out = new_rows(n_tokens, heads * rule.value_dim)
     rows = (qkv.ctypes.data, beta.ctypes.data, alpha.ctypes.data)
     strides = (qkv.strides[0], beta.strides[0], alpha.strides[0])
     _heads(rule.num_key_heads, rule.tiled, *rows, strides, rule.decay, rule.dt_bias, state, out)

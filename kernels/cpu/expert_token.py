@@ -20,6 +20,7 @@ from kernels.cpu.linear import records_of
 from kernels.cpu.native_call import call_native
 from kernels.cpu.parallel import num_threads
 from kernels.cpu.quantize_activations import FORM_Q8_32, FORM_Q8_256, new_form
+from kernels.cpu.recycled import new_rows
 from kernels.cpu.type_table import TypeTable
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class TokenExperts:
         if x.shape[1] != table.hidden_size:
             raise ValueError(f"experts of {table.hidden_size} x {table.intermediate_size} from {x.shape}")
         q32, _, q256, _ = records_of(a, plan.x_forms, self._types)
-        out = np.empty((1, table.hidden_size), np.float32)
+        out = new_rows(1, table.hidden_size)
         experts_of_token(
             found.call, self._types.rows, table.gate, table.up, table.down, found.types, topk_ids, found.ranks,
             found.zeros, topk_weights, x, q32, q256, table.intermediate_size, out, num_threads(),

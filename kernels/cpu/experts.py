@@ -23,6 +23,7 @@ from kernels.cpu.matmul import MIN_TOKENS, TileTable
 from kernels.cpu.matmul_experts import down_many, gate_up_many
 from kernels.cpu.parallel import num_threads
 from kernels.cpu.quantize_activations import FORM_F32, Form, new_form
+from kernels.cpu.recycled import new_rows
 from kernels.cpu.type_table import TypeTable
 from kernels.quant_types import QuantType
 
@@ -40,7 +41,7 @@ def _combine(d, pair_of, topk_weights, out):
 
 def expert_combine(d: np.ndarray, groups: ExpertGroups, topk_weights: np.ndarray) -> np.ndarray:
     """Sum over ranks 0, 1, .. of topk_weights[t, k] * d[pair_of[t, k]]: fresh float32 [T, D]."""
-    out = np.empty((topk_weights.shape[0], d.shape[1]), np.float32)
+    out = new_rows(topk_weights.shape[0], d.shape[1])
     _combine(d, groups.pair_of, topk_weights, out)
     return out
 

@@ -18,6 +18,7 @@ from kernels.cpu.features import TARGET, Target
 from kernels.cpu.float_math import emit_sigmoid_divisor, for_lanes
 from kernels.cpu.native import address_of
 from kernels.cpu.native_call import call_native
+from kernels.cpu.recycled import copy_of
 from kernels.cpu.vector_ir import F32, Emitter, vec
 
 N_ARGUMENTS = 5
@@ -91,6 +92,6 @@ def join_rows(function, gate, up):
 
 def join_halves(gate_up: np.ndarray, width: int, unit: GatedUnit = SILU, target: Target = TARGET) -> np.ndarray:
     """unit(gate, up) for float32 gate_up [T, gate width | up width]: fresh float32 [T, width]."""
-    out = gate_up[:, :width].copy()
+    out = copy_of(gate_up[:, :width])
     join_rows(unit_address(unit, False, target), out, np.ascontiguousarray(gate_up[:, width:]))
     return out

@@ -19,6 +19,7 @@ from kernels.cpu.matmul import MIN_TOKENS, TileTable, matmul, matmul_dequantized
 from kernels.cpu.native_call import call_native
 from kernels.cpu.parallel import num_threads
 from kernels.cpu.quantize_activations import FORM_F32, FORM_KEYS, quantize
+from kernels.cpu.recycled import new_rows
 from kernels.cpu.type_table import TypeTable
 from kernels.quant_types import row_bytes
 
@@ -127,7 +128,7 @@ def linear(a: Activations, weights: tuple[Weight, ...], plans: LinearPlans) -> n
     n_tokens, n_cols = a.x.shape
     if weights[0].n_cols != n_cols:
         raise ValueError(f"activations of width {n_cols} for weights of width {weights[0].n_cols}")
-    out = np.empty((n_tokens, plan.n_columns), np.float32)
+    out = new_rows(n_tokens, plan.n_columns)
     if not plan.direct:
         for (rows, matrix, _, first, n_rows, _), w in zip(plan.table.tolist(), weights, strict=True):
             if not rows:

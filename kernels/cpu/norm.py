@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit, prange
 
 from kernels.cpu.float_rows import float_row, sum_squares
+from kernels.cpu.recycled import new_rows
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -60,7 +61,7 @@ def norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """RMS norm of float32 x [T, D] by weight [D]: fresh float32 [T, D]."""
     if weight.shape != x.shape[-1:]:
         raise ValueError(f"a norm weight {weight.shape} for rows of {x.shape[-1]}")
-    out = np.empty(x.shape, np.float32)
+    out = new_rows(*x.shape)
     norm_rows(x, weight, eps, out)
     return out
 

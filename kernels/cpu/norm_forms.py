@@ -23,6 +23,7 @@ from kernels.cpu.quantize_activations import (
     record_buffer,
     record_bytes,
 )
+from kernels.cpu.recycled import OCTETS, new_rows
 from kernels.cpu.type_table import TypeTable
 
 _NOTHING = np.empty(0, np.uint8)
@@ -113,10 +114,10 @@ def norm_with_forms(
     if x.ndim != 2 or not x.flags.c_contiguous or weight.shape != x.shape[1:]:
         raise ValueError(f"a norm weight {weight.shape} for rows {x.shape}, which must be contiguous")
     n_rows, n_cols = x.shape
-    a = Activations(np.empty((n_rows, n_cols), np.float32))
+    a = Activations(new_rows(n_rows, n_cols))
     plan = plans.plan(readers, n_cols)
     if n_rows == 1:
-        owner = np.empty(plan.buffer_bytes, np.uint8)
+        owner = OCTETS.take(plan.buffer_bytes)
         base = _one(x, weight, eps, a.x, plan.steps, owner)
         for key, offset, stride in plan.records:
             a.forms[key] = Form(base + offset, stride, owner)

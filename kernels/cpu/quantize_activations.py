@@ -32,6 +32,7 @@ from numba import njit, prange
 from kernels.cpu.addresses import address, aligned_address
 from kernels.cpu.native_call import call_native
 from kernels.cpu.parallel import num_threads
+from kernels.cpu.recycled import OCTETS
 from kernels.cpu.vector_ir import F32, I8, I16, I32, Emitter, vec
 from kernels.quant_types import QuantType, block_size
 
@@ -76,7 +77,8 @@ def record_bytes(form: int, n_cols: int) -> int:
 
 def record_buffer(form: int, n_rows: int, n_cols: int) -> np.ndarray:
     """Uninitialised memory for n_rows records at its first 64-byte boundary."""
-    return np.empty(n_rows * record_bytes(form, n_cols) + ALIGN, np.uint8)
+    n_bytes = n_rows * record_bytes(form, n_cols) + ALIGN
+    return OCTETS.take(n_bytes) if n_rows == 1 else np.empty(n_bytes, np.uint8)
 
 
 def new_form(form: int, n_rows: int, n_cols: int) -> Form:

@@ -26,6 +26,9 @@ class HorizonForecaster:
         self.latest: dict[int, np.ndarray] = {}
         self._arrays = arrays
         ReuseHistory(card.num_experts, 1).record_all(np.zeros((1, 1), np.int64))  # compiles now, not in the first token
+        shape = (1, card.horizon, card.num_experts)  # of one token: a decoded one allocates nothing of that size
+        self._logits = {layer: np.empty((1, shape[1] * shape[2]), np.float32) for layer in card.layers}
+        self._added, self._silent = np.empty(shape, np.float32), np.empty(shape)
         self._history = {layer: ReuseHistory(card.num_experts, card.num_experts_per_tok) for layer in card.layers}
 
     def begin(self, token_ids: np.ndarray, start: int, phase: str) -> None:
@@ -40,18 +43,19 @@ class HorizonForecaster:
         # Beyond the horizon an expert is taken to have no memory, at a rate between the last forecast and its frequency
         # over about 100 events: on recorded text that told next uses apart better than a moving mean of reuse gaps.
         rate = 0.5 * (probabilities[:, -1] + frequency)
-        return expected_next_use(probabilities, 1.0 / np.maximum(rate, _SMALLEST_RATE))
+        work = self._silent if len(x) == 1 else None
+        return expected_next_use(probabilities, 1.0 / np.maximum(rate, _SMALLEST_RATE), work)
 
     def observe(self, layer: int, x: np.ndarray, topk_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One call of `layer`: (probabilities float32 [T, K, E], slowest frequency float64 [T, E] after each event);
-        remembers the events.
+        remembers the events. One token's probabilities are there until the layer's next call.
         """
-        card, blk = self.card, f"blk.{layer}."
-        logits = self._states(layer, x) @ self._arrays[blk + "w2"]
-        logits += self._arrays[blk + "b2"]
-        logits = logits.reshape(len(x), card.horizon, card.num_experts)
+        card, blk, one = self.card, f"blk.{layer}.", len(x) == 1
+        flat = np.matmul(self._states(layer, x), self._arrays[blk + "w2"], out=self._logits[layer] if one else None)
+        flat += self._arrays[blk + "b2"]
+        logits: np.ndarray = flat.reshape(len(x), card.horizon, card.num_experts)
         features, frequency = self._history[layer].record_all(topk_ids)
-        logits += self._arrays[blk + "c"] @ features
+        logits += np.matmul(self._arrays[blk + "c"], features, out=self._added if one else None)
         probabilities = sigmoid(logits)
         self.latest[layer] = probabilities[-1]
         return probabilities, frequency

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kernels.backend import RopeTable
+from kernels.cpu import recycled
 from kernels.cpu.backend import CpuBackend
 from kernels.quant_types import QuantType
 
@@ -28,5 +29,8 @@ def compiled() -> None:
 
 
 @pytest.fixture
-def nan_poison(compiled: None, nan_poison: None) -> None:
-    """The suite's own fixture, after everything has been compiled."""
+def nan_poison(compiled: None, nan_poison: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite's own fixture, after everything has been compiled; rows of one token are fresh ones too."""
+    monkeypatch.setattr(recycled, "KEPT", 0)
+    recycled.FLOATS.clear()
+    recycled.OCTETS.clear()

@@ -42,8 +42,12 @@ def test_the_process_keeps_to_the_cores_and_gets_its_own_back() -> None:
     assert os.sched_getaffinity(0) == before
     beyond = max(before) + 1
     options = RunOptions(cpu_mask=chosen | {beyond})
-    with pytest.raises(UsageError, match=f"core {beyond} is not there"), on_cores(options):
+    with pytest.raises(UsageError, match=f"core {beyond} is not there; this process may use "), on_cores(options):
         pass
+    options = RunOptions(cpu_range=frozenset(range(beyond, beyond + 98)))
+    with pytest.raises(UsageError, match=f"core {beyond} and 97 more are not there") as failed, on_cores(options):
+        pass
+    assert len(str(failed.value)) < 120
     assert os.sched_getaffinity(0) == before
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from models.config_table import INERT, Architecture, Key, Values
+from models.config_keys import INERT, Architecture, Key, Values
 from models.errors import GGUFError, UnsupportedError
 from models.gguf_cursor import show
 

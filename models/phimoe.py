@@ -9,7 +9,6 @@ one cannot be compared with queries rotated by the other.
 from __future__ import annotations
 
 from models.config import ModelConfig
-from models.errors import UnsupportedError
 from models.layers import Attention, Block
 from models.model import Model
 from models.moe import MoE
@@ -17,13 +16,7 @@ from models.weights import WeightSource
 
 
 def build(source: WeightSource, config: ModelConfig) -> Model:
-    """Take every non-expert tensor of a `phimoe` file. Raises GGUFError for a missing or misshapen one,
-    UnsupportedError for another number of experts than two.
-    """
-    if config.router.num_experts_per_tok != 2:
-        raise UnsupportedError(
-            f"{source.where}: {config.router.num_experts_per_tok} experts a token; phimoe's rule is for 2"
-        )
+    """Take every non-expert tensor of a `phimoe` file. Raises GGUFError for a missing or misshapen one."""
     blk = []
     for layer in range(config.num_layers):
         biased = source.has(f"blk.{layer}.attn_q.bias")

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from models.config import ModelConfig
 from models.errors import GGUFError, UnsupportedError
 from models.gguf import GGUFModel
 from models.layer_memory import LayerMemory
-from tests.tiny_models import tiny_model, write_gguf
+from tests.tiny_models import hf_logits, prompt, tiny_model, write_gguf
 
 Read = Callable[..., ModelConfig]
 
@@ -100,3 +101,27 @@ def test_phimoe_scales_by_the_lists_of_the_file(read: Read) -> None:
     assert (rope.scaling, rope.original_context) == ("longrope", 16)
     assert rope.attention_factor == pytest.approx(1.2)
     assert read("phimoe").router.gating == "sparsemixer"
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_phimoe_takes_two_experts_because_its_rule_gives_no_more_and_no_fewer(read: Read, k: int) -> None:
+    """SparseMixer is a rule for two. transformers does not even look at the number, so no other one has a meaning that
+    could be computed.
+    """
+    ids = prompt(5)
+    np.testing.assert_array_equal(
+        hf_logits(tiny_model("phimoe", num_experts_per_tok=k), ids), hf_logits(tiny_model("phimoe"), ids)
+    )
+    with pytest.raises(UnsupportedError, match=rf"{k} experts a token; .*\(sparsemixer\) is for 2"):
+        read("phimoe", expert_used_count=k)
+
+
+@pytest.mark.parametrize(("family", "key", "value"), [
+    ("gpt-oss", "swiglu_clamp_exp", -7.0),
+    ("gpt-oss", "swiglu_clamp_exp", 0.0),
+    ("gpt-oss", "attention.sliding_window", 0),
+    ("gemma4", "attention.sliding_window", 0),
+])  # fmt: skip
+def test_a_clamp_or_window_of_nothing_is_refused(read: Read, family: str, key: str, value: float) -> None:
+    with pytest.raises(GGUFError, match=r"is -?[0-9.]+; .*must be above 0"):
+        read(family, **{key: value})

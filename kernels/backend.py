@@ -1,7 +1,7 @@
 """The op set that model code is written against, once for every device.
 
 `Array` is a numpy array on the CPU and a torch tensor on a GPU. Model code touches arrays only through these ops,
-slicing, `+` and `*`.
+slicing, `+` and `*`, the last two also in place on what an op has given back.
 Shape letters: T tokens of this call, D hidden width, H query heads, G key/value heads, d head width, E experts of a
 layer, K experts per token, F expert width, N output rows, P routed (token, rank) pairs = T * K.
 Implementations: `kernels.reference.backend.ReferenceBackend` (defines every answer),
@@ -16,12 +16,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kernels.delta_rule import DeltaRule
 from kernels.quant_types import QuantType, row_bytes
+from kernels.router_spec import RouterSpec
 
 Array = Any
-
-DELTA_NORM_EPS = 1e-6
-"""Added to the sum of squares that the delta rule divides queries and keys by the root of: transformers' and FLA's."""
 
 
 class NotNumbersError(ValueError):
@@ -40,29 +39,6 @@ class Weight:
     @property
     def n_bytes(self) -> int:
         return self.n_rows * row_bytes(self.quant_type, self.n_cols)
-
-
-@dataclass(frozen=True, slots=True)
-class RouterSpec:
-    """How one layer turns router logits into experts and mixing weights.
-
-    scores = softmax(logits) | sigmoid(logits) | logits ("softmax_topk": softmax over the chosen K only; "sparsemixer":
-    the weight of each chosen one is its share of e^logit among the experts not chosen before it that lie within
-    `mixer_threshold` of the best of them, measured by (best - logit) / max(|logit|, best));
-    selection = scores + selection_bias (bias never enters the weights), limited to the best `num_groups_used` of
-    `num_groups` groups (a group's score is the sum of its top two when there is a selection bias, else its maximum;
-    excluded groups are -inf); topk_ids = the K best, ties to the smaller id, ordered by descending selection score;
-    topk_weights = scores[topk_ids], divided by their sum if `norm_topk_prob`, times `scale`.
-    """
-
-    num_experts: int
-    num_experts_per_tok: int
-    gating: str = "softmax"  # "softmax" | "sigmoid" | "softmax_topk" | "sparsemixer"
-    norm_topk_prob: bool = False
-    scale: float = 1.0
-    num_groups: int = 1
-    num_groups_used: int = 1
-    mixer_threshold: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +76,6 @@ class KVLayer:
     def capacity(self) -> int:
         """Positions that are stored."""
         return int(self.k.shape[1])
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaRule:
-    """Sizes and constants of one layer's gated delta rule: H value heads over `num_key_heads` query and key heads.
-
-    decay float32 [H]: -e^A, what files call ssm_a; dt_bias float32 [H]. tiled: value head h reads key head
-    h % num_key_heads, else h // (H / num_key_heads).
-    """
-
-    num_key_heads: int
-    num_heads: int
-    key_dim: int
-    value_dim: int
-    decay: Array
-    dt_bias: Array
-    tiled: bool
 
 
 @dataclass(slots=True)
@@ -226,6 +185,10 @@ class Backend(Protocol):
         """RMS norm in place over consecutive runs of len(weight) in each row of x [T, n * len(weight)]; returns x."""
         ...
 
+    def new_rows(self, n_rows: int, width: int) -> Array:
+        """Float32 [n_rows, width] for the caller to fill."""
+        ...
+
     def concatenate(self, rows: Sequence[Array]) -> Array:
         """Rows [T_i, D] one below another: fresh [sum T_i, D]."""
         ...
@@ -269,7 +232,7 @@ class Backend(Protocol):
         ...
 
     def sigmoid_gate(self, x: Array, gate: Array) -> Array:
-        """x * sigmoid(gate) in place for x and gate [T, N]; returns x."""
+        """x * sigmoid(gate) in place for x [T, N] and gate [T, N], or [T, 1] for whole rows; returns x."""
         ...
 
     def gated_norm(self, x: Array, gate: Array, weight: Array, eps: float) -> Array:

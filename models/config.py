@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.backend import RouterSpec
+from kernels.router_spec import RouterSpec
 from models.config_checks import architecture_of, check_sizes, read_vocab_size, refuse_dense
 from models.config_experts import read_router, shared_width
 from models.config_gemma4 import attention_by_layer, settle_heads

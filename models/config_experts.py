@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.backend import RouterSpec
+from kernels.router_spec import RouterSpec
 from models.config_keys import GATINGS, Architecture
 from models.errors import GGUFError, UnsupportedError
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.backend import Array, Backend, DeltaRule, RopeTable, Weight
+from kernels.backend import Array, Backend, RopeTable, Weight
+from kernels.delta_rule import DeltaRule
 from models.config import ModelConfig
 from models.config_recurrent import DeltaNetConfig
 from models.kv_cache import RecurrentLayer

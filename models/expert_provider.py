@@ -12,17 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from kernels.backend import (
-    SILU,
-    Activations,
-    Array,
-    Backend,
-    ExpertBiases,
-    ExpertTable,
-    GatedUnit,
-    RouterSpec,
-    Weight,
-)
+from kernels.backend import SILU, Activations, Array, Backend, ExpertBiases, ExpertTable, GatedUnit, Weight
+from kernels.router_spec import RouterSpec
 
 
 @dataclass(frozen=True, slots=True)

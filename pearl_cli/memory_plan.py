@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernels.backend import RouterSpec
+from kernels.router_spec import RouterSpec
 from models.config import ModelConfig
 from models.errors import MemoryPlanError, UsageError
 from pearl_cli.residency.slot_plan import SlotPlan, floor_bytes, full_bytes, plan_slots

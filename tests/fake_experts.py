@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from kernels.backend import Activations, ExpertTable, RouterSpec
+from kernels.backend import Activations, ExpertTable
 from kernels.grouping import group_by_expert
 from kernels.quant_types import QuantType
 from kernels.reference.backend import ReferenceBackend
+from kernels.router_spec import RouterSpec
 from models.expert_provider import RouterWeights, Routing
 from pearl_cli.residency.controller import ResidencyController
 

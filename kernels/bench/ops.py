@@ -12,7 +12,7 @@ from itertools import cycle
 
 import numpy as np
 
-from kernels.backend import Backend, ExpertTable, RopeTable, RouterSpec, Weight
+from kernels.backend import Backend, ExpertTable, RopeTable, Weight
 from kernels.bench.blocks import random_blocks
 from kernels.bench.shapes import Shape
 from kernels.cpu.dots import DIRECT_TYPES
@@ -24,6 +24,7 @@ from kernels.reference.linear import linear_ref
 from kernels.reference.norm import norm_ref
 from kernels.reference.rope import rope_ref
 from kernels.reference.router import route_ref
+from kernels.router_spec import RouterSpec
 
 COLD_BYTES = 160 << 20
 """Copies of an op's weights together, well beyond the last-level cache of the machines at hand (32 MiB)."""

@@ -10,19 +10,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from kernels.backend import (
-    SILU,
-    Activations,
-    Array,
-    DeltaRule,
-    ExpertGroups,
-    ExpertTable,
-    GatedUnit,
-    KVLayer,
-    RopeTable,
-    RouterSpec,
-    Weight,
-)
+from kernels.backend import SILU, Activations, Array, ExpertGroups, ExpertTable, GatedUnit, KVLayer, RopeTable, Weight
 from kernels.cpu import attention as attention_ops
 from kernels.cpu import conv as conv_ops
 from kernels.cpu import delta_rule as delta_ops
@@ -39,7 +27,9 @@ from kernels.cpu.norm_forms import NormPlans, norm_with_forms
 from kernels.cpu.recycled import copy_of, new_rows
 from kernels.cpu.type_table import TypeTable
 from kernels.cpu.warmup import Progress, warm_up
+from kernels.delta_rule import DeltaRule
 from kernels.quant_types import QuantType, row_bytes
+from kernels.router_spec import RouterSpec
 from kernels.whole_layer import experts_by_steps
 
 _EMPTY = np.empty((0, 0), np.float32)

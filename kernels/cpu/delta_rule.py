@@ -7,9 +7,9 @@ import math
 import numpy as np
 from numba import njit, prange
 
-from kernels.backend import DELTA_NORM_EPS, DeltaRule
 from kernels.cpu.float_rows import float_row, sum_squares
 from kernels.cpu.recycled import new_rows
+from kernels.delta_rule import DELTA_NORM_EPS, DeltaRule
 
 _EPS = np.float32(DELTA_NORM_EPS)
 

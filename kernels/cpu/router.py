@@ -7,7 +7,8 @@ import math
 import numpy as np
 from numba import njit
 
-from kernels.backend import NotNumbersError, RouterSpec
+from kernels.backend import NotNumbersError
+from kernels.router_spec import RouterSpec
 
 _GATINGS = {"softmax": 0, "sigmoid": 1, "softmax_topk": 2, "sparsemixer": 3}
 _NO_BIAS = np.zeros(0, np.float32)

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba.core.dispatcher import Dispatcher
 
-from kernels.backend import DeltaRule, ExpertTable, RopeTable, RouterSpec, Weight
+from kernels.backend import ExpertTable, RopeTable, Weight
 from kernels.cpu.compiling_process import CompilingProcess
 from kernels.cpu.parallel import max_threads
+from kernels.delta_rule import DeltaRule
 from kernels.quant_types import QuantType, row_bytes
+from kernels.router_spec import RouterSpec
 from kernels.whole_layer import experts_by_steps
 
 if TYPE_CHECKING:

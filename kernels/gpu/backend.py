@@ -16,16 +16,15 @@ import triton
 from kernels.backend import (
     SILU,
     Activations,
-    DeltaRule,
     ExpertGroups,
     ExpertTable,
     GatedUnit,
     KVLayer,
     NotNumbersError,
     RopeTable,
-    RouterSpec,
     Weight,
 )
+from kernels.delta_rule import DeltaRule
 from kernels.gpu import attention as attention_ops
 from kernels.gpu import (
     conv,
@@ -52,6 +51,7 @@ from kernels.gpu.staging import Staging
 from kernels.gpu.tiling import DECODE_TOKENS, INTERPRETER, Device, lanes_of
 from kernels.grouping import group_by_expert
 from kernels.quant_types import QuantType, row_bytes
+from kernels.router_spec import RouterSpec
 
 
 def this_device() -> Device:

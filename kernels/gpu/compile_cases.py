@@ -13,22 +13,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from kernels.backend import (
-    SILU,
-    Activations,
-    DeltaRule,
-    ExpertBiases,
-    ExpertTable,
-    GatedUnit,
-    KVLayer,
-    RopeTable,
-    RouterSpec,
-    Weight,
-)
+from kernels.backend import SILU, Activations, ExpertBiases, ExpertTable, GatedUnit, KVLayer, RopeTable, Weight
+from kernels.delta_rule import DeltaRule
 from kernels.gpu.backend import GpuBackend
 from kernels.gpu.tiling import SLOTS
 from kernels.grouping import group_by_expert
 from kernels.quant_types import QuantType, row_bytes
+from kernels.router_spec import RouterSpec
 
 HIDDEN, WIDTH, EXPERTS, PER_TOKEN = 2048, 1024, 64, 8
 PROMPT = 512

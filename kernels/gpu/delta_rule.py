@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.backend import DELTA_NORM_EPS, DeltaRule
+from kernels.delta_rule import DELTA_NORM_EPS, DeltaRule
 from kernels.gpu.sigmoid import sigmoid
 from kernels.gpu.tiling import Device, next_power_of_two
 

@@ -11,9 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.backend import RouterSpec
 from kernels.gpu.sigmoid import sigmoid
 from kernels.gpu.tiling import next_power_of_two
+from kernels.router_spec import RouterSpec
 
 GATINGS = {"softmax": 0, "sigmoid": 1, "softmax_topk": 2}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.backend import RouterSpec
+from kernels.router_spec import RouterSpec
 
 
 def route(

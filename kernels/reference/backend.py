@@ -9,19 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kernels.backend import (
-    SILU,
-    Activations,
-    Array,
-    DeltaRule,
-    ExpertGroups,
-    ExpertTable,
-    GatedUnit,
-    KVLayer,
-    RopeTable,
-    RouterSpec,
-    Weight,
-)
+from kernels.backend import SILU, Activations, Array, ExpertGroups, ExpertTable, GatedUnit, KVLayer, RopeTable, Weight
+from kernels.delta_rule import DeltaRule
 from kernels.quant_types import QuantType, row_bytes
 from kernels.reference.attention import attention_ref, kv_write_ref, new_kv_ref
 from kernels.reference.conv import causal_conv_ref
@@ -33,6 +22,7 @@ from kernels.reference.linear import gated_mlp_ref, linear_ref
 from kernels.reference.norm import head_norm_ref, layer_norm_ref, norm_ref
 from kernels.reference.rope import rope_ref
 from kernels.reference.router import route_ref
+from kernels.router_spec import RouterSpec
 from kernels.whole_layer import experts_by_steps
 
 
@@ -71,6 +61,9 @@ class ReferenceBackend:
     def head_norm(self, x: Array, weight: Array, eps: float) -> Array:
         x[:] = head_norm_ref(x, weight, eps)
         return x
+
+    def new_rows(self, n_rows: int, width: int) -> Array:
+        return np.empty((n_rows, width), np.float32)
 
     def concatenate(self, rows: Sequence[Array]) -> Array:
         return np.concatenate(rows)

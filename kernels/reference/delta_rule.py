@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.backend import DELTA_NORM_EPS, DeltaRule
+from kernels.delta_rule import DELTA_NORM_EPS, DeltaRule
 
 
 def _unit_rows(x: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.backend import RouterSpec
+from kernels.router_spec import RouterSpec
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:

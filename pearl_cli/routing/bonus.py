@@ -8,7 +8,8 @@ import dataclasses
 
 import numpy as np
 
-from kernels.backend import Backend, RouterSpec
+from kernels.backend import Backend
+from kernels.router_spec import RouterSpec
 
 _RANK_STEP = np.float32(2**20)  # dwarfs every score, and K of them are exact in float32
 

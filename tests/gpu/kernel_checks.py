@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from kernels.backend import Activations, DeltaRule, ExpertTable, RopeTable, RouterSpec, Weight
+from kernels.backend import Activations, ExpertTable, RopeTable, Weight
+from kernels.delta_rule import DeltaRule
 from kernels.gpu.tiling import SLOTS
 from kernels.grouping import group_by_expert
 from kernels.quant_types import QuantType
 from kernels.reference.backend import ReferenceBackend
+from kernels.router_spec import RouterSpec
 from models.config import RopeConfig
 from models.rope import build_rope_table
 from tests.quant_blocks import random_rows

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kernels.backend import RouterSpec
 from kernels.quant_types import QuantType
 from kernels.reference.backend import ReferenceBackend
+from kernels.router_spec import RouterSpec
 from pearl_cli.options import RunOptions
 from pearl_cli.sizes import Size
 from tests.gpu import kernel_checks

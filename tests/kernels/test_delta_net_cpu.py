@@ -9,11 +9,11 @@ import math
 import numpy as np
 import pytest
 
-from kernels.backend import DELTA_NORM_EPS, DeltaRule
 from kernels.cpu import parallel
 from kernels.cpu.conv import causal_conv
 from kernels.cpu.delta_rule import delta_rule
 from kernels.cpu.gates import gated_norm, sigmoid_gate
+from kernels.delta_rule import DELTA_NORM_EPS, DeltaRule
 from kernels.reference.conv import causal_conv_ref
 from kernels.reference.delta_rule import delta_rule_ref
 from kernels.reference.gates import gated_norm_ref, sigmoid_gate_ref

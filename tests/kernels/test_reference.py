@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gguf import quants
 
-from kernels.backend import ExpertTable, KVLayer, RopeTable, RouterSpec, Weight
+from kernels.backend import ExpertTable, KVLayer, RopeTable, Weight
 from kernels.grouping import group_by_expert
 from kernels.quant_types import QuantType, block_bytes, block_size
 from kernels.reference.attention import attention_ref, kv_read_ref, kv_write_ref, new_kv_ref
@@ -18,6 +18,7 @@ from kernels.reference.linear import linear_ref, silu_ref
 from kernels.reference.norm import head_norm_ref, norm_ref
 from kernels.reference.rope import rope_ref
 from kernels.reference.router import route_ref
+from kernels.router_spec import RouterSpec
 from tests.tolerances import FLOAT32_RELATIVE, PAPER_DECIMALS, REFERENCE_RELATIVE
 
 RNG = np.random.default_rng(0)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernels.backend import NotNumbersError, RouterSpec
+from kernels.backend import NotNumbersError
 from kernels.cpu.router import route
 from kernels.reference.router import route_ref
+from kernels.router_spec import RouterSpec
 from tests.tolerances import FLOAT32_ROW_RELATIVE, PAPER_DECIMALS
 
 LOGITS = np.array([[2.0, 1.0, 0.0, -1.0]], np.float32)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from kernels.backend import RouterSpec
 from kernels.cpu.router import route
 from kernels.reference.router import route_ref
+from kernels.router_spec import RouterSpec
 from tests.tolerances import FLOAT32_ROW_RELATIVE, PAPER_DECIMALS
 
 SPEC = RouterSpec(6, 2, "sparsemixer", mixer_threshold=0.02)

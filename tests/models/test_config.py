@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from gguf.constants import Keys
 
-from kernels.backend import RouterSpec
+from kernels.router_spec import RouterSpec
 from models.config import ModelConfig, RopeConfig
 from models.config_keys import INERT
 from models.config_table import ARCHITECTURES

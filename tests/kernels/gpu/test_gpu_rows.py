@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.backend import DeltaRule
+from kernels.delta_rule import DeltaRule
 from kernels.gpu.backend import GpuBackend
 from kernels.reference.conv import causal_conv_ref
 from kernels.reference.delta_rule import delta_rule_ref

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.backend import RouterSpec
 from kernels.gpu.backend import GpuBackend
 from kernels.reference.router import route_ref
+from kernels.router_spec import RouterSpec
 from tests.tolerances import FLOAT32_ROW_RELATIVE
 
 SPEC = RouterSpec(6, 2, "sparsemixer", mixer_threshold=0.02)

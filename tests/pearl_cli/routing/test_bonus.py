@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernels.backend import RouterSpec
 from kernels.reference.backend import ReferenceBackend
+from kernels.router_spec import RouterSpec
 from pearl_cli.routing.bonus import exclude_groups, selection_scores, top_k, unbiased_weights
 from pearl_cli.routing.running_range import RunningRange
 

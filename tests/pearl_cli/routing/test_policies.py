@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from kernels.backend import Activations, RouterSpec
+from kernels.backend import Activations
 from kernels.quant_types import QuantType
 from kernels.reference.backend import ReferenceBackend
+from kernels.router_spec import RouterSpec
 from models.expert_provider import RouterWeights
 from pearl_cli.residency.eviction import make_policy
 from pearl_cli.routing.cache_prior import CachePriorRouting

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from convert.check_runs import check_runs
 from convert.gguf_layout import FileLayout, OutputTensor
 from convert.gguf_metadata import Metadata
 from convert.identity import fingerprint, set_id
@@ -90,6 +91,8 @@ def plan_conversion(source: Source, out: Path, options: ConvertOptions) -> Plan:
     extra = f"{'' if imatrix is None else imatrix.digest} {options.expert_order or ''}"
     metadata.string(SET_ID_KEY, set_id(source, metadata, outputs, extra))
     layouts = _lay_out(source, recipe, out, options, metadata, outputs)
+    if not source.is_gguf and not options.in_ram:
+        _check_runs(layouts, source, options.merge, notes)
     return Plan(layouts, parts, fingerprint(source, layouts), notes + recipe.notes(), imatrix)
 
 
@@ -213,6 +216,16 @@ def _check_order(source: Source, options: ConvertOptions) -> None:
             f"--order: the trace is of {len(order)} layers of {len(order[0]) if order else 0} experts, this model has "
             f"{layers} of {source.num_experts}"
         )
+
+
+def _check_runs(layouts: list[FileLayout], source: Source, merge: bool, notes: list[str]) -> None:
+    """Raise what a run would raise; a stock file may be meant for other programs, so there it is only noted."""
+    error = check_runs(layouts, source.paths[0].parent)
+    if error is None:
+        return
+    if not merge:
+        raise error
+    notes.append(f"pearl will not run the file: {error}")
 
 
 def names_a_file(out: Path) -> bool:

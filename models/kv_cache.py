@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.backend import Array, Backend, KVLayer, RopeTable
-from models.config import ModelConfig, RopeConfig
+from models.config import ModelConfig
+from models.config_rope import RopeConfig
 from models.layer_memory import STORED_AS, LayerMemory
 from models.ring_copy import RingCopy
 from models.rope import build_rope_table

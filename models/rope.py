@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from kernels.backend import RopeTable
-from models.config import RopeConfig
+from models.config_rope import RopeConfig
 
 
 def build_rope_table(rope: RopeConfig, n_positions: int, freq_divisors: np.ndarray | None = None) -> RopeTable:

@@ -6,8 +6,9 @@ import pytest
 from gguf.constants import Keys
 
 from kernels.router_spec import RouterSpec
-from models.config import ModelConfig, RopeConfig
+from models.config import ModelConfig
 from models.config_keys import INERT
+from models.config_rope import RopeConfig
 from models.config_table import ARCHITECTURES
 from models.errors import GGUFError, UnsupportedError
 from models.gguf import GGUFModel

@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from models.config import RopeConfig
+from models.config_rope import RopeConfig
 from models.rope import build_rope_table, rope_frequencies
 from tests.tolerances import ROPE_ABSOLUTE
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from kernels.backend import SILU, Activations, Array, Backend, ExpertBiases, ExpertTable, GatedUnit, Weight
 from kernels.router_spec import RouterSpec
+from models.stream_norm import normed
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,7 @@ class RouterWeights:
 
     def normed(self, backend: Backend, residual: Array) -> Activations:
         """The router's input of residual rows [T, D]."""
-        if self.ffn_norm_b is not None:
-            return backend.layer_norm(residual, self.ffn_norm, self.ffn_norm_b, self.norm_eps)
-        return backend.norm(residual, self.ffn_norm, self.norm_eps, readers=(self.ffn_gate_inp,))
+        return normed(backend, residual, self.ffn_norm, self.ffn_norm_b, self.norm_eps, (self.ffn_gate_inp,))
 
     def logits(self, backend: Backend, a: Activations) -> Array:
         """Router logits float32 [T, E] of the normed rows `a`."""

@@ -14,6 +14,7 @@ import numpy as np
 from kernels.backend import SILU, Activations, Array, Backend, GatedUnit, KVLayer, RopeTable, Weight
 from models.config import ModelConfig
 from models.expert_provider import ExpertProvider, RouterWeights
+from models.stream_norm import normed
 from models.weights import WeightSource, grouped_rows, rows_of
 
 
@@ -90,10 +91,7 @@ class Attention:
     def __call__(self, backend: Backend, x: Array, kv: KVLayer, rope: RopeTable, start: int) -> Array:
         """What attention adds to the residual x [T, D] at positions start..; writes its keys and values into `kv`."""
         weights = (self.attn_q, self.attn_k) if self.attn_v is None else (self.attn_q, self.attn_k, self.attn_v)
-        if self.attn_norm_b is None:
-            a = backend.norm(x, self.attn_norm, self.norm_eps, readers=weights)
-        else:
-            a = backend.layer_norm(x, self.attn_norm, self.attn_norm_b, self.norm_eps)
+        a = normed(backend, x, self.attn_norm, self.attn_norm_b, self.norm_eps, weights)
         q, k, v = self._project(backend, a, weights)
         if self.attn_q_norm is not None:
             q = backend.head_norm(q, self.attn_q_norm, self.norm_eps)

@@ -15,6 +15,7 @@ from models.config import ModelConfig
 from models.expert_provider import ExpertProvider, RouterWeights
 from models.kv_cache import KVCache
 from models.layers import Block
+from models.stream_norm import normed
 from models.weights import WeightSource
 
 
@@ -113,10 +114,7 @@ class Model:
             raise ValueError(f"logits {which!r}; there are last, all, none")
         rows = x[-1:] if which == "last" else x
         backend, eps = self.backend, self.config.rms_norm_eps
-        if self.output_norm_b is None:
-            a = backend.norm(rows, self.output_norm, eps, readers=(self.output,))
-        else:
-            a = backend.layer_norm(rows, self.output_norm, self.output_norm_b, eps)
+        a = normed(backend, rows, self.output_norm, self.output_norm_b, eps, (self.output,))
         out = backend.to_host(backend.linear(a, self.output, bias=self.output_b))
         if self.config.logit_divisor != 1.0:
             out /= np.float32(self.config.logit_divisor)

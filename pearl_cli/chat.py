@@ -14,6 +14,7 @@ from models.chat_template import ChatTemplate
 from pearl_cli.conversation import Conversation
 from pearl_cli.engine import Generation
 from pearl_cli.interrupt import Interrupt
+from pearl_cli.prompt_advice import chunk_advice
 from pearl_cli.reply_channels import ANSWER, THOUGHT, ReplyChannels
 from pearl_cli.residency.stats import TokenStats
 from pearl_cli.routing.mark import steered_mark
@@ -108,6 +109,7 @@ class Chat:
         self._template_variables = dict(template_variables or {})
         self._warned = False
         self._said_repeats = False
+        self._said_advice = False
         self._marked: str | None = None
         self._replies = 0
 
@@ -151,6 +153,7 @@ class Chat:
         elapsed_ms = (time.perf_counter() - started) * 1e3 - generation.prompt_ms
         self._mark()
         self._say_repeats(generation.repeated_tokens)
+        self._say_advice(generation)
         self.last = _stats(generation, stream.stopped, count, elapsed_ms, decode)
         return self.last
 
@@ -169,6 +172,14 @@ class Chat:
                 "to where the new prompt departs from the old one"
             )
             self._said_repeats = True
+
+    def _say_advice(self, generation: Generation) -> None:
+        """Say once how a long prompt would have waited less."""
+        engine = self.session.engine
+        advice = chunk_advice(generation, self.session.opened.config, engine.chunk_tokens, engine.context)
+        if advice is not None and not self._said_advice:
+            self.session.terminal.note(advice)
+            self._said_advice = True
 
     def _show(self, text: str) -> str:
         self.session.terminal.reply(text)

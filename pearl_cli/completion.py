@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pearl_cli.interrupt import Interrupt
+from pearl_cli.prompt_advice import chunk_advice
 from pearl_cli.residency.stats import TokenStats
 from pearl_cli.sampling import Sampler, SamplingParams, forbid
 from pearl_cli.session import Session
@@ -95,6 +96,10 @@ def complete(
             if stream.stopped:
                 break
     out(stream.finish())
+    engine = session.engine
+    advice = chunk_advice(generation, session.opened.config, engine.chunk_tokens, engine.context)
+    if advice is not None:
+        session.terminal.note(advice)
     elapsed_ms = (time.perf_counter() - started) * 1e3 - generation.prompt_ms
     reason = "stop" if stream.stopped else generation.finish_reason
     return Completion(prompt_ids, ids, "".join(shown), reason, sampler.seed, generation.prompt_ms, elapsed_ms, decode)

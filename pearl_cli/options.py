@@ -175,11 +175,12 @@ _FLAGS = [
     click.option(
         "-ub",
         "--ubatch-size",
-        type=click.IntRange(min=1, max=4096),
+        type=click.IntRange(min=1),
         default=512,
         show_default=True,
-        help="Prompt tokens computed at a time.",
+        help="Prompt tokens computed at a time. Experts that are not in memory are read once for so many.",
     ),
+    click.option("-b", "--batch-size", type=click.IntRange(min=1), help="As -ub, of which the smaller one counts."),
     click.option(
         "-ctk",
         "--cache-type-k",
@@ -212,6 +213,9 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def wrapper(**kwargs: Any) -> Any:
         own = {name: kwargs.pop(name) for name in list(kwargs) if name in names}
+        batch_size = kwargs.pop("batch_size")
+        if batch_size is not None:
+            own["ubatch_size"] = min(own["ubatch_size"], batch_size)
         for name, absent in _RENAMED.items():
             if own.get(name) is None:
                 own[name] = absent

@@ -1,9 +1,9 @@
 """Causal attention over the cache: flash-style blocks with an online softmax, for one token and for many.
 
-Work is cut into items that do not depend on the number of threads. One token: an item is one key/value head and CHUNK
-positions, so that a long cache is read once by all threads; partial results are merged in position order. Many tokens:
-an item is one key/value head and ITEM_ROWS query rows over all positions. All query heads of a group go through a
-block together, so each key and value is read from memory once. The inner loops are in attention_rows.
+Work is cut into items that do not depend on the number of threads. One token: an item is one key/value head and a chunk
+of positions, so that a long cache is read once by all threads; partial results are merged in position order. Many
+tokens: an item is one key/value head and ITEM_ROWS query rows over all positions. All query heads of a group go through
+a block together, so each key and value is read from memory once. The inner loops are in attention_rows.
 """
 
 from __future__ import annotations
@@ -16,79 +16,92 @@ from numba import njit, prange
 
 from kernels.backend import KVLayer
 from kernels.cpu.addresses import address
-from kernels.cpu.attention_rows import BLOCK, QUERIES, scores_address, softmax_address, values_address
+from kernels.cpu.attention_rows import (
+    SIZES,
+    pack_address,
+    packed_row_bytes,
+    scores_address,
+    softmax_address,
+    values_address,
+)
+from kernels.cpu.attention_values import BLOCK
 from kernels.cpu.kv_quant import stored_width, unit_of
 from kernels.cpu.native_call import call_native
+from kernels.cpu.recycled import FLOATS, new_rows
 
-CHUNK = 4 * BLOCK
+CHUNK, LONGEST_CHUNK, CHUNKS = 4 * BLOCK, 16 * BLOCK, 8
+"""Positions of a chunk, at least and at most, and how many chunks a key head of a long cache has about: what a chunk
+costs beside its positions is that of some twenty, and 8 of a few heads are work enough for many threads."""
 ITEM_ROWS = 32
 _NO_SINKS = np.zeros(0, np.float32)
 
-# Of all calls of one shape: inner loops (addresses), units of a key and a value row, and the shape.
-_HEADS = np.dtype(
-    [
-        *((name, np.int64) for name in ("scores_1", "scores_n", "softmax_1", "softmax_n", "values_1", "values_n")),
-        *((name, np.int64) for name in ("k_units", "v_units", "num_heads", "ratio", "head_dim", "value_dim")),
-    ]
-)
+# Of all calls of one shape: units of a key and a value row, bytes of a packed query row, and the shape.
+_FIELDS = ("k_units", "v_units", "packed_bytes", "num_heads", "ratio", "head_dim", "value_dim")
+_HEADS = np.dtype([(name, np.int64) for name in _FIELDS])
+
+
+def group_sizes(ratio: int, n_tokens: int) -> tuple[int, ...]:
+    """Numbers of query rows that go through a block together, largest first, for `ratio` heads a key head.
+
+    Their greedy split covers the rows of one token, or, with more, any multiple of `ratio`: each is compiled, so there
+    are no others.
+    """
+    sizes, rest = set(), ratio
+    for size in SIZES:
+        if rest >= size:
+            sizes.add(size)
+        rest %= size
+    if n_tokens > 1:
+        sizes |= {SIZES[0], math.gcd(ratio, SIZES[0])}
+    return tuple(sorted(sizes, reverse=True))
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What all calls over one layer share: `heads` of _HEADS, the scale in a cell, keys and values as uint8."""
+    """What all calls over one layer with one or with many tokens share: `heads` of _HEADS, inner loops (size and
+    addresses of pack, scores, softmax, values; a row a group size), the scale in a cell, keys and values as uint8."""
 
     heads: np.ndarray
+    loops: np.ndarray
     scale: np.ndarray
     k: np.ndarray
     v: np.ndarray
     out_width: int
 
     @classmethod
-    def new(cls, cache: KVLayer, q_width: int, num_heads: int, scale: float) -> _Plan:
+    def new(cls, cache: KVLayer, q_width: int, num_heads: int, scale: float, n_tokens: int) -> _Plan:
         """Raises ValueError where the shapes do not fit."""
         num_kv_heads = cache.k.shape[0]
         if num_heads % num_kv_heads or q_width % num_heads:
             raise ValueError(f"attention of q rows of {q_width}, {num_heads} heads, over a cache {cache.k.shape}")
-        head_dim, value_dim = q_width // num_heads, stored_width(cache.v, cache.v_dtype)
+        ratio, head_dim = num_heads // num_kv_heads, q_width // num_heads
+        value_dim = stored_width(cache.v, cache.v_dtype)
         k_unit, v_unit = unit_of(head_dim, cache.k_dtype), unit_of(value_dim, cache.v_dtype)
-        functions = (
-            *(scores_address(n, k_unit, cache.k_dtype) for n in (1, QUERIES)),
-            *(softmax_address(n) for n in (1, QUERIES)),
-            *(values_address(n, v_unit, cache.v_dtype) for n in (1, QUERIES)),
-        )
-        shape = (num_heads, num_heads // num_kv_heads, head_dim, value_dim)
-        heads = np.array([(*functions, head_dim // k_unit, value_dim // v_unit, *shape)], _HEADS)
+        loops = [
+            (
+                n,
+                pack_address(n, k_unit, cache.k_dtype),
+                scores_address(n, k_unit, cache.k_dtype),
+                softmax_address(n),
+                values_address(n, v_unit, cache.v_dtype),
+            )
+            for n in group_sizes(ratio, n_tokens)
+        ]
+        units = head_dim // k_unit, value_dim // v_unit
+        heads = np.array([(*units, packed_row_bytes(head_dim), num_heads, ratio, head_dim, value_dim)], _HEADS)
         views = cache.k.view(np.uint8), cache.v.view(np.uint8)
-        return cls(heads, np.full(1, scale, np.float32), *views, num_heads * value_dim)
+        return cls(heads, np.array(loops, np.int64), np.full(1, scale, np.float32), *views, num_heads * value_dim)
+
+
+def chunk_positions(n_positions: int) -> int:
+    """Positions of a chunk of one token over n_positions."""
+    return min(max(CHUNK, n_positions // CHUNKS // BLOCK * BLOCK), LONGEST_CHUNK)
 
 
 @njit(nogil=True, cache=True)
 def _earliest(position, window):
     """First cache position that the query at `position` sees."""
     return max(0, position - window + 1) if window > 0 else 0
-
-
-@njit(nogil=True, cache=True)
-def _block(call, scale, keys, values, n_positions, weights, q, out, states, visible):
-    """Add one block to the running result of len(q) <= QUERIES query rows.
-
-    keys, values: (address, row bytes) of the block's first position; visible int64 [n, 2]: first and stop position of
-    each row, counted from there; q, out, states: addresses of each row.
-    """
-    n, w, seen, at = q.shape[0], weights.ctypes.data, visible.ctypes.data, scale.ctypes.data
-    if n == QUERIES:
-        s = (states[0], states[1], states[2], states[3])
-        call_native(call.scores_n, keys[0], keys[1], n_positions, call.k_units, at, w, q[0], q[1], q[2], q[3])
-        call_native(call.softmax_n, w, seen, s[0], s[1], s[2], s[3])
-        call_native(
-            call.values_n, w, values[0], values[1], n_positions, call.v_units,
-            s[0] + 8, s[1] + 8, s[2] + 8, s[3] + 8, out[0], out[1], out[2], out[3],
-        )  # fmt: skip
-        return
-    for i in range(n):
-        call_native(call.scores_1, keys[0], keys[1], n_positions, call.k_units, at, w, q[i])
-        call_native(call.softmax_1, w, seen + 16 * i, states[i])
-        call_native(call.values_1, w, values[0], values[1], n_positions, call.v_units, states[i] + 8, out[i])
 
 
 @njit(nogil=True, cache=True)
@@ -102,33 +115,67 @@ def _start_rows(call, g, rows, sinks, out, states):
 
 
 @njit(nogil=True, cache=True)
-def _attend_rows(call, at, scale, cache_k, cache_v, g, rows, positions, out, states):
-    """Query rows rows[0]..rows[1]-1 of key head g over `positions`; row m is token m // ratio, head m % ratio of g."""
-    start, window, q, q_stride = at
+def _groups(loops, n_rows):
+    """n_rows query rows cut into groups of the sizes in `loops`: int64 [n, 3] of row of `loops`, first row, rows."""
+    groups = np.empty((n_rows, 3), np.int64)
+    n_groups, size, m = 0, 0, 0
+    while m < n_rows:
+        while loops[size, 0] > n_rows - m:
+            size += 1
+        groups[n_groups, 0], groups[n_groups, 1], groups[n_groups, 2] = size, m, loops[size, 0]
+        m += loops[size, 0]
+        n_groups += 1
+    return groups[:n_groups]
+
+
+@njit(nogil=True, cache=True)
+def _places(call, at, g, rows, out, states):
+    """int64 [4, n_rows] of query rows rows[0]..rows[1]-1 of key head g: addresses of q, state and out, and position;
+    row m is token m // ratio, head m % ratio of g."""
+    start, _, q, q_stride = at
+    places = np.empty((4, rows[1] - rows[0]), np.int64)
+    for i in range(rows[1] - rows[0]):
+        t, h = (rows[0] + i) // call.ratio, g * call.ratio + (rows[0] + i) % call.ratio
+        places[0, i] = q + t * q_stride + 4 * h * call.head_dim
+        places[1, i] = states.ctypes.data + 12 * (t * call.num_heads + h)
+        places[2, i] = out.ctypes.data + 4 * (t * call.num_heads + h) * call.value_dim
+        places[3, i] = start + t
+    return places
+
+
+@njit(nogil=True, cache=True)
+def _attend_rows(call, loops, at, scale, cache_k, cache_v, g, rows, positions, out, states):
+    """Query rows rows[0]..rows[1]-1 of key head g over `positions`, group by group in each block."""
+    window, n_rows = at[1], rows[1] - rows[0]
     capacity, k_bytes, v_bytes = cache_k.shape[1], cache_k.shape[2], cache_v.shape[2]
     k_base = cache_k.ctypes.data + g * capacity * k_bytes
     v_base = cache_v.ctypes.data + g * capacity * v_bytes
-    weights = np.empty((QUERIES, BLOCK), np.float32)
-    places = np.empty((3, QUERIES), np.int64)
-    visible = np.empty((QUERIES, 2), np.int64)
+    groups, places = _groups(loops, n_rows), _places(call, at, g, rows, out, states)
+    packed = np.empty(n_rows * call.packed_bytes, np.uint8)
+    weights = np.empty(BLOCK * loops[0, 0], np.float32)
+    visible = np.empty(2 * loops[0, 0], np.int32)
+    w, q_at = weights.ctypes.data, places.ctypes.data
+    state_at, out_at, position = q_at + 8 * n_rows, q_at + 16 * n_rows, places[3]
+    for i in range(groups.shape[0]):
+        m = groups[i, 1]
+        call_native(loops[groups[i, 0], 1], q_at + 8 * m, call.k_units, packed.ctypes.data + m * call.packed_bytes)
     for first in range(positions[0], positions[1], BLOCK):
-        for m in range(rows[0], rows[1], QUERIES):
-            n = min(QUERIES, rows[1] - m)
-            n_positions = min(BLOCK, start + (m + n - 1) // call.ratio + 1 - first)
-            if n_positions <= 0 or first + BLOCK <= _earliest(start + m // call.ratio, window):
+        place = first % capacity  # a block is whole in a ring too
+        keys, values = k_base + place * k_bytes, v_base + place * v_bytes
+        for i in range(groups.shape[0]):
+            size, m, n = groups[i, 0], groups[i, 1], groups[i, 2]
+            n_positions = min(BLOCK, position[m + n - 1] + 1 - first)
+            if n_positions <= 0 or first + BLOCK <= _earliest(position[m], window):
                 continue
-            for i in range(n):
-                t, h = (m + i) // call.ratio, g * call.ratio + (m + i) % call.ratio
-                visible[i, 0] = _earliest(start + t, window) - first
-                visible[i, 1] = start + t + 1 - first
-                places[0, i] = q + t * q_stride + 4 * h * call.head_dim
-                places[1, i] = out.ctypes.data + 4 * (t * call.num_heads + h) * call.value_dim
-                places[2, i] = states.ctypes.data + 12 * (t * call.num_heads + h)
-            place = first % capacity  # a block is whole in a ring too
-            keys, values = (k_base + place * k_bytes, k_bytes), (v_base + place * v_bytes, v_bytes)
-            _block(
-                call, scale, keys, values, n_positions, weights, places[0, :n], places[1, :n], places[2, :n], visible
-            )
+            for j in range(n):
+                visible[j] = max(0, _earliest(position[m + j], window) - first)
+                visible[n + j] = max(0, position[m + j] + 1 - first)
+            call_native(
+                loops[size, 2], keys, k_bytes, n_positions, call.k_units, scale.ctypes.data,
+                packed.ctypes.data + m * call.packed_bytes, w,
+            )  # fmt: skip
+            call_native(loops[size, 3], w, visible.ctypes.data, state_at + 8 * m)
+            call_native(loops[size, 4], w, values, v_bytes, n_positions, call.v_units, state_at + 8 * m, out_at + 8 * m)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -140,30 +187,30 @@ def _divide(call, g, rows, out, states):
 
 
 @njit(nogil=True, cache=True)
-def _attend_item(call, at, scale, cache_k, cache_v, sinks, g, tile, n_tiles, c, first, n_chunks, out, states):
-    """Tile `tile` of the query rows of key head g over chunk c, which starts at position `first`."""
+def _attend_item(call, loops, at, scale, cache_k, cache_v, sinks, g, tile, n_tiles, c, span, n_chunks, out, states):
+    """Tile `tile` of the query rows of key head g over chunk c; span: first position of all, positions of a chunk."""
     n_rows, stop = out.shape[0] * call.ratio, at[0] + out.shape[0]
     rows = (tile * ITEM_ROWS, min(n_rows, (tile + 1) * ITEM_ROWS)) if n_tiles > 1 else (0, n_rows)
     _start_rows(call, g, rows, sinks if c == 0 else sinks[:0], out, states)
+    first = span[0] + c * span[1]
     if n_chunks > 1:
-        stop = min(stop, first + CHUNK)
-    _attend_rows(call, at, scale, cache_k, cache_v, g, rows, (first, stop), out, states)
+        stop = min(stop, first + span[1])
+    _attend_rows(call, loops, at, scale, cache_k, cache_v, g, rows, (first, stop), out, states)
     if n_chunks == 1:
         _divide(call, g, rows, out, states)
 
 
 @njit(nogil=True, cache=True, parallel=True)
-def _attend(heads, q, start, window, scale, cache_k, cache_v, sinks, n_tiles, first_position, out, states):
+def _attend(heads, loops, q, start, window, scale, cache_k, cache_v, sinks, n_tiles, span, out, states):
     """out float32 [n_chunks, T, H * dv], states float32 [n_chunks, T, H, 3]; with one chunk `out` is final."""
     n_chunks = out.shape[0]
     per_head = n_tiles * n_chunks
     for item in prange(cache_k.shape[0] * per_head):
         g, rest = item // per_head, item % per_head
         c = rest // n_tiles
-        first = first_position + c * CHUNK
         at = (start, window, address(q), 4 * q.shape[1])
         _attend_item(
-            heads[0], at, scale, cache_k, cache_v, sinks, g, rest % n_tiles, n_tiles, c, first, n_chunks, out[c],
+            heads[0], loops, at, scale, cache_k, cache_v, sinks, g, rest % n_tiles, n_tiles, c, span, n_chunks, out[c],
             states[c],
         )  # fmt: skip
 
@@ -188,6 +235,15 @@ def _merge(parts, states, out):
             row[i] /= np.float32(total)
 
 
+def _partial_results(n_chunks: int, n_tokens: int, out_width: int, num_heads: int) -> tuple[np.ndarray, np.ndarray]:
+    """float32 [n_chunks, T, H * dv] and [n_chunks, T, H, 3]; for one token out of memory for twice as many chunks."""
+    if n_tokens > 1:
+        states = np.empty((n_chunks, n_tokens, num_heads, 3), np.float32)
+        return np.empty((n_chunks, n_tokens, out_width), np.float32), states
+    room = 1 << (n_chunks - 1).bit_length()
+    return FLOATS.take(room, 1, out_width)[:n_chunks], FLOATS.take(room, 1, num_heads, 3)[:n_chunks]
+
+
 def attention(
     q: np.ndarray,
     cache: KVLayer,
@@ -206,23 +262,21 @@ def attention(
     n_needed = n_tokens + (max(window, 1) - 1 if cache.ring else start)
     if n_needed > cache.k.shape[1] or (cache.ring and not window):
         raise ValueError(f"attention of q {q.shape}, {num_heads} heads at {start}, over a cache {cache.k.shape}")
-    key = ("attention", q_width, num_heads, scale)
+    key = ("attention", q_width, num_heads, scale, n_tokens > 1)
     plan = cache.plans.get(key)
     if plan is None:
-        plan = cache.plans[key] = _Plan.new(cache, q_width, num_heads, scale)
+        plan = cache.plans[key] = _Plan.new(cache, q_width, num_heads, scale, n_tokens)
     first_position = max(0, start - window + 1) // CHUNK * CHUNK if window > 0 else 0
-    n_chunks = -(-(start + 1 - first_position) // CHUNK) if n_tokens == 1 else 1
+    span = first_position, chunk_positions(start + 1 - first_position)
+    n_chunks = -(-(start + 1 - first_position) // span[1]) if n_tokens == 1 else 1
     n_tiles = 1 if n_tokens == 1 else -(-n_tokens * (num_heads // cache.k.shape[0]) // ITEM_ROWS)
-    parts = np.empty((n_chunks, n_tokens, plan.out_width), np.float32)
-    states = np.empty((n_chunks, n_tokens, num_heads, 3), np.float32)
+    parts, states = _partial_results(n_chunks, n_tokens, plan.out_width, num_heads)
     sinks = _NO_SINKS if sinks is None else sinks
     if not q.flags.c_contiguous:
         q = np.ascontiguousarray(q)
-    _attend(
-        plan.heads, q, start, window, plan.scale, plan.k, plan.v, sinks, n_tiles, first_position, parts, states
-    )
+    _attend(plan.heads, plan.loops, q, start, window, plan.scale, plan.k, plan.v, sinks, n_tiles, span, parts, states)
     if n_chunks == 1:
         return parts[0]
-    out = np.empty((1, plan.out_width), np.float32)
+    out = new_rows(1, plan.out_width)
     _merge(parts.reshape(n_chunks, num_heads, -1), states[:, 0], out.reshape(num_heads, -1))
     return out

@@ -20,7 +20,7 @@ from pearl_cli.sizes import Size
 MIB = 1 << 20
 DEFAULT_CONTEXT = 4096
 RESERVE_BYTES = 24 * MIB  # allocator slack, thread stacks, huge-page rounding, Python objects of a long session
-_FLOOR_MARGIN_BYTES = 8 * MIB  # the named floor still holds when the process weighs a little more next time
+FLOOR_MARGIN_BYTES = 8 * MIB  # the named floor still holds when the process weighs a little more next time
 DEFAULT_SHARE = 0.85  # of available memory, when no ceiling is given
 
 
@@ -123,11 +123,12 @@ def plan_memory(
         if asked < slots_floor:
             raise MemoryPlanError(
                 f"--budget {typed(asked)} is below the floor of {typed(slots_floor)} for the expert slots of this model"
+                f"; give --budget {typed(slots_floor)} or more, or leave it out"
             )
         if min(asked, full) > room:
             left = f"{typed(ceiling_bytes, up=False)} in all leave {typed(room, up=False)} for experts"
             raise MemoryPlanError(
-                f"--budget {typed(asked)} does not fit: {left}; give a smaller --budget or a larger {flag}"
+                f"--budget {typed(asked)} does not fit: {left}; give --budget {typed(room, up=False)} or more {flag}"
             )
         slot_budget = min(asked, full)
     slots = plan_slots(layer_slot_bytes, num_experts, slot_budget, prefetch_slots, split)
@@ -152,7 +153,7 @@ def _below_floor(needs: FixedNeeds, slots_floor: int, floor: int, ceiling_bytes:
         f"process {typed(needs.process_bytes)}, {weights} {typed(needs.weight_bytes)}, KV cache "
         f"{typed(needs.kv_bytes)} for {needs.context} tokens, workspace {typed(workspace)}{slots}"
     )
-    named = typed(floor + _FLOOR_MARGIN_BYTES)
+    named = typed(floor + FLOOR_MARGIN_BYTES)
     given = typed(ceiling_bytes, up=False)
     advice = "a smaller -c or -ub lowers it"
     if needs.filling_bytes:

@@ -13,6 +13,7 @@ from pearl_cli.predict.choose import choose_forecasting
 from pearl_cli.residency.eviction import make_policy
 from pearl_cli.residency.eviction.base import EvictionPolicy
 from pearl_cli.routing.base import RoutingPolicy
+from pearl_cli.routing.check_counts import check_counts
 from pearl_cli.routing.choose import make_routing
 from pearl_cli.routing.logical_cache import LogicalCache
 from pearl_cli.routing.settings import RoutingSettings
@@ -29,6 +30,7 @@ def open_routing(
     notify: Callable[[str], None] | None = None,
 ) -> RoutingPolicy:
     """options: for predictor, stride and seed. Raises UsageError, FileError for the predictor."""
+    check_counts(settings, config.router.num_experts, config.router.num_experts_per_tok)
     forecasting = choose_forecasting(gguf, options.predictor, options.stride, settings.evict, notify)
     seed = max(options.seed, 0)
 

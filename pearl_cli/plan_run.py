@@ -6,6 +6,7 @@ The arithmetic is `memory_plan`'s; a GPU's memory is planned by `device.open_dev
 from __future__ import annotations
 
 from models.config import ModelConfig
+from models.errors import MemoryPlanError
 from models.gguf import GGUFModel
 from models.kv_cache import KVCache
 from models.loader import non_expert_bytes
@@ -23,6 +24,7 @@ from pearl_cli.options import RunOptions
 from pearl_cli.residency.build import ExpertPlaces
 from pearl_cli.residency.uneven_split import Split
 from pearl_cli.sizes import Size
+from pearl_cli.what_fits import what_fits
 
 
 def plan_run(
@@ -37,17 +39,23 @@ def plan_run(
 ) -> MemoryPlan:
     """prefetch_slots: for forecasts. A store in host memory that was given no budget is computed in place.
 
-    Raises MemoryPlanError, UsageError.
+    Raises MemoryPlanError, which says what would fit, and UsageError.
     """
-    budget = options.budget
-    if budget is None and options.ram is None:
-        budget = default_budget
-    ceiling = options.ram.n_bytes if options.ram else rss_bytes() + int(DEFAULT_SHARE * available_bytes())
-    return plan_memory(
-        fixed_needs(gguf, config, options, threads), places.slot_bytes, config.router.num_experts, ceiling, budget,
-        ceiling_is_asked=options.ram is not None, prefetch_slots=prefetch_slots,
-        in_place=gguf.memory is not None and budget is None, split=split,
-    )  # fmt: skip
+    machine = rss_bytes() + int(DEFAULT_SHARE * available_bytes()) if options.ram is None else 0
+
+    def plan(asked: RunOptions) -> MemoryPlan:
+        budget = default_budget if asked.budget is None and asked.ram is None else asked.budget
+        return plan_memory(
+            fixed_needs(gguf, config, asked, threads), places.slot_bytes, config.router.num_experts,
+            asked.ram.n_bytes if asked.ram else machine, budget, ceiling_is_asked=asked.ram is not None,
+            prefetch_slots=prefetch_slots, in_place=gguf.memory is not None and budget is None, split=split,
+        )  # fmt: skip
+
+    try:
+        return plan(options)
+    except MemoryPlanError as error:
+        context = choose_context(options.ctx_size, config.context_length)
+        raise MemoryPlanError(f"{error}{what_fits(plan, options, context)}") from error
 
 
 def fixed_needs(gguf: GGUFModel, config: ModelConfig, options: RunOptions, threads: int) -> FixedNeeds:

@@ -22,6 +22,8 @@ def show_settings(params: SamplingParams) -> str:
 def change_setting(params: SamplingParams, name: str, value: str) -> SamplingParams:
     """`params` with one setting changed. Raises UsageError for an unknown name or a value out of range."""
     name = name.lstrip("-").replace("_", "-")
+    if not value and (name in SETTINGS or name == "seed"):
+        raise UsageError(f"/set {name} needs a value, e.g. /set temp 0.7; /set alone shows all")
     if name == "seed":
         return dataclasses.replace(params, seed=_convert(click.IntRange(-1, 2**32 - 1), name, value))
     if name not in SETTINGS:

@@ -20,14 +20,15 @@ def resolve_routing(opened: OpenedEngine, settings: RoutingSettings) -> RoutingS
     """
     if settings.inserts is None:
         if opened.plan.all_resident:
-            raise UsageError("--inserts auto measures copies, and every expert is in memory; give a number")
+            raise UsageError("--inserts auto measures copies, and every expert is in memory: give a number or --budget")
         queue = opened.controller.queue
         copied = queue.link_bytes_per_s if isinstance(queue, CopyQueue) and queue.host.holds_all else None
         speed = measure_link(
             opened.engine, opened.controller.layers, opened.reader.read, lambda: opened.controller.last_call.stall_ms,
             copied,
         )  # fmt: skip
-        settings = replace(settings, inserts=speed.hidden_inserts(opened.config.router.num_experts_per_tok))
+        used = opened.config.router.num_experts_per_tok
+        settings = replace(settings, inserts=speed.hidden_inserts(min(used, settings.steering.top_m or used)))
         opened.say(f"--inserts auto is {settings.inserts}: {speed.label()}")
     if settings.lambda_ is None:
         settings, source = stored_lambda(

@@ -61,18 +61,12 @@ class ResidencyParam(SizeParam):
         return size
 
 
-class SteerParam(click.ParamType[Steering]):
-    """What the published description of psr leaves open, see `Steering`."""
-
-    name = "KEY=VALUE,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Steering:
-        if isinstance(value, Steering):
-            return value
-        try:
-            return parse_steering(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def _steering(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> Steering | None:
+    """All --steer of a command line as one; None without any. What the published description of psr leaves open."""
+    try:
+        return parse_steering(",".join(texts)) if texts else None
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
 
 
 ROUTING_FLAGS = [
@@ -102,8 +96,11 @@ ROUTING_FLAGS = [
     ),
     click.option(
         "--steer",
-        type=SteerParam(),
-        help="For experiments: top-m, recency, refresh, bonus, smoothing, norm, e.g. top-m=8,recency=last-use.",
+        metavar="KEY=VALUE,...",
+        multiple=True,
+        callback=_steering,
+        help="For experiments: top-m, recency, refresh, bonus, smoothing, norm, e.g. top-m=8,recency=last-use; "
+        "repeatable.",
     ),
     click.option(
         "--residency",

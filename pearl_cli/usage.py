@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from models.config import ModelConfig
 from models.errors import UsageError
+from pearl_cli.flag_files import file_of
 from pearl_cli.options import RunOptions
 from pearl_cli.residency.uneven_split import Split
 from pearl_cli.trace import RouteTrace, read_trace
@@ -20,7 +21,8 @@ def usage_trace(options: RunOptions, config: ModelConfig) -> RouteTrace | None:
         if options.split == "uneven":
             raise UsageError("--split uneven goes by recorded routing: give one of this model (pearl trace) as --usage")
         return None
-    trace = read_trace(options.usage)
+    with file_of("--usage"):
+        trace = read_trace(options.usage)
     shape, model = (trace.num_layers, trace.num_experts), (config.num_layers, config.router.num_experts)
     if shape != model:
         fault = f"{shape[0]} layers of {shape[1]} experts, the model {model[0]} of {model[1]}"

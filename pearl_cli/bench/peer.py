@@ -25,10 +25,10 @@ class LlamaBench:
         """Parse `llama-bench=PATH`. Raises UsageError."""
         name, _, path = flag.partition("=")
         if name != "llama-bench" or not path:
-            raise UsageError(f"--vs {flag}: write --vs llama-bench=PATH")
+            raise UsageError(f"--vs '{flag}': write --vs llama-bench=PATH, the path of llama.cpp's program")
         program = Path(path).expanduser()
         if not program.is_file():
-            raise UsageError(f"--vs: {program} does not exist")
+            raise UsageError(f"--vs: {program} does not exist; give the path of llama.cpp's llama-bench")
         return cls(program, model, threads)
 
     def run(self, test: Test) -> float:

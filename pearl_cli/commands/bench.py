@@ -7,12 +7,10 @@ the figures. Under a ceiling there is a record for a cold start (slots empty) an
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from models.errors import UsageError
 from pearl_cli.bench.report import FORMATS
 from pearl_cli.options import RunOptions, run_options
 
@@ -27,7 +25,7 @@ class IntList(click.ParamType[list[int]]):
             return value
         parts = str(value).split(",")
         if not all(part.strip().isdecimal() for part in parts):
-            self.fail(f"'{value}' is not a list of whole numbers", param, ctx)
+            self.fail(f"'{value}' is not a list of whole numbers; write 512, or 128,512 for several", param, ctx)
         return [int(part) for part in parts]
 
 
@@ -69,48 +67,12 @@ def command(
     vs: str | None,
     vs_model: Path | None,
 ) -> None:
-    from pearl_cli.bench.ablate import ablate as run_ablations
-    from pearl_cli.bench.ablate import variants
-    from pearl_cli.bench.measure import measure
-    from pearl_cli.bench.peer import LlamaBench
-    from pearl_cli.bench.price import routing_price
     from pearl_cli.bench.report import format_records
-    from pearl_cli.bench.runner import Test
-    from pearl_cli.bench.workload import Workload
-    from pearl_cli.session import open_session
+    from pearl_cli.bench.request import BenchRequest
+    from pearl_cli.bench.run import run_bench
     from pearl_cli.terminal import Terminal
-    from pearl_cli.text_file import read_text
-    from pearl_cli.timeline import trace_decoding
 
-    if price is not None and ablate is not None:
-        raise UsageError("--price is of one setting, --ablate runs several: give one of them")
-    terminal = Terminal()
-    tests = [Test(n, 0, depth) for n in n_prompt if n for depth in n_depth]
-    tests += [Test(0, n, depth) for n in n_gen if n for depth in n_depth]
-    text = read_text(prompt_file) if prompt_file is not None else None
-    seed = max(options.seed, 0)
-    with open_session(options, terminal, use_profile=False) as session:
-        opened = session.opened
-        if vs and vs_model is None and opened.gguf.memory is not None:
-            raise UsageError("--vs: a model in memory has no file for llama-bench to read; give one with --vs-model")
-        peer = LlamaBench.from_flag(vs, vs_model or opened.gguf.paths[0], opened.threads) if vs else None
-        text_ids = session.tokenizer.encode(text) if text is not None else None
-        workload = Workload(opened.config.vocab_size, seed, text_ids, force_text or text_ids is None)
-        if text is None:
-            terminal.note(f"random tokens, seed {seed}")
-        records = []
-        for test in tests if ablate is None else []:
-            # steered routing feeds back on itself when the model's own choices are fed: both figures, never a mean
-            both = bool(test.n_gen) and not opened.routing.exact
-            for fed in [replace(workload, teacher_forced=f) for f in (True, False)] if both else [workload]:
-                records += measure(opened, test, fed, repetitions, peer, terminal)
-        if timeline is not None:
-            terminal.note(trace_decoding(opened, workload, timeline))
-        if price is not None:
-            priced = routing_price(session, price)
-            records = [{**record, **priced} for record in records]
-    if ablate is not None:
-        chosen = variants(options, ablate, opened.plan.slots.floor_bytes)
-        for test in tests:
-            records += run_ablations(chosen, test, workload, repetitions, terminal)
-    click.echo(format_records(records, output))
+    request = BenchRequest(
+        n_prompt, n_gen, n_depth, repetitions, prompt_file, force_text, ablate, price, timeline, vs, vs_model
+    )
+    click.echo(format_records(run_bench(options, request, Terminal()), output))

@@ -17,6 +17,8 @@ from models.errors import UsageError
 from pearl_cli.options import RunOptions, StopText, run_options
 from pearl_cli.sampling_options import SamplingFlags, sampling_options
 
+_KWARGS_EXAMPLE = """'{"enable_thinking": false}'"""
+
 
 @click.command(name="chat", help=__doc__)
 @run_options
@@ -54,6 +56,7 @@ def command(
 ) -> int:
     from models.chat_template import ChatTemplate
     from pearl_cli.chat import Chat
+    from pearl_cli.flag_files import file_of
     from pearl_cli.repl import Repl
     from pearl_cli.session import open_session
     from pearl_cli.terminal import Terminal
@@ -66,12 +69,15 @@ def command(
     ):
         if text is not None and text_file is not None:
             raise UsageError(f"give one of the two: {names}")
-    system = read_prompt(system_prompt_file) if system_prompt_file is not None else system_prompt
-    first = read_prompt(file) if file is not None else prompt
+    with file_of("-sysf"):
+        system = read_prompt(system_prompt_file) if system_prompt_file is not None else system_prompt
+    with file_of("-f"):
+        first = read_prompt(file) if file is not None else prompt
     if single_turn and first is None and sys.stdin.isatty():
         raise UsageError("--single-turn needs a message: give -p TEXT or -f FILE, or pipe one in")
     terminal = Terminal(color)
-    override = read_text(chat_template_file) if chat_template_file is not None else chat_template
+    with file_of("--chat-template-file"):
+        override = read_text(chat_template_file) if chat_template_file is not None else chat_template
     variables = _template_variables(chat_template_kwargs)
     with open_session(options, terminal) as session:
         template = ChatTemplate.from_metadata(session.opened.gguf.metadata, session.tokenizer, override)
@@ -94,9 +100,9 @@ def _template_variables(text: str | None) -> dict[str, Any]:
     try:
         variables = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UsageError(f"--chat-template-kwargs is not JSON: {error}") from error
+        raise UsageError(f"--chat-template-kwargs is not JSON ({error}); write {_KWARGS_EXAMPLE}") from error
     if not isinstance(variables, dict):
-        raise UsageError("--chat-template-kwargs must be a JSON object")
+        raise UsageError(f"--chat-template-kwargs must be a JSON object; write {_KWARGS_EXAMPLE}")
     return variables
 
 

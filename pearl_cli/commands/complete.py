@@ -43,6 +43,7 @@ def command(
     from contextlib import nullcontext
 
     from pearl_cli.completion import complete
+    from pearl_cli.flag_files import check_place, file_of
     from pearl_cli.routing.mark import steered_mark
     from pearl_cli.session import open_session
     from pearl_cli.terminal import Terminal
@@ -51,7 +52,9 @@ def command(
 
     if (prompt is None) == (file is None):
         raise UsageError("give the text to continue: either -p TEXT or -f FILE")
-    text = read_prompt(file) if file is not None else prompt or ""
+    check_place("--timeline", timeline)
+    with file_of("-f"):
+        text = read_prompt(file) if file is not None else prompt or ""
     terminal = Terminal()
     with open_session(options, terminal) as session:
         show = None if as_json else terminal.reply
@@ -70,5 +73,6 @@ def command(
             if mark is not None:
                 terminal.note(mark)
         if timeline is not None:
-            terminal.note(f"{timeline}: {trace.write(timeline)} events, {trace.dropped} left out")
+            with file_of("--timeline"):
+                terminal.note(f"{timeline}: {trace.write(timeline)} events, {trace.dropped} left out")
         return 130 if done.finish_reason == "cancelled" else 0

@@ -49,12 +49,14 @@ def command(
     from pearl_cli.evaluate.open_for_eval import open_for_eval
     from pearl_cli.evaluate.pareto_plot import pareto_svg
     from pearl_cli.evaluate.report import result_table
-    from pearl_cli.evaluate.text_ids import read_ids
+    from pearl_cli.evaluate.text_ids import ids_of
+    from pearl_cli.flag_files import check_place, file_of
     from pearl_cli.resolve_routing import resolve_routing
     from pearl_cli.routing.parse_flags import parse_routing
     from pearl_cli.routing.settings import routing_settings
     from pearl_cli.terminal import Progress, Terminal
     from pearl_cli.text_file import write_text
+    from pearl_cli.trace_texts import read_texts
 
     terminal = Terminal()
     if plot is not None and not compare:
@@ -63,9 +65,13 @@ def command(
     settings += [parse_routing(flags, options, "--compare", simulated=True) for flags in compare]
     if plot is not None and any(each.exact and each.residency is None for each in settings):
         raise UsageError("--plot counts misses of every setting, exact routing too: give --residency")
+    check_place("--plot", plot)
+    check_place("--logits", logits)
+    with file_of("-f"):
+        texts = list(read_texts([file]))
     request = EvalRequest(settings, score, chunks, logits=logits, kld_base=kld_base)
     with open_for_eval(options, request, terminal) as session:
-        ids = read_ids(file, session.tokenizer, session.opened.gguf.metadata)
+        ids = ids_of(texts, session.tokenizer, session.opened.gguf.metadata)
         if settings[0].lambda_ is None:
             request = find_lambda(session, ids, request, file.name)
         resolved = [resolve_routing(session.opened, each) for each in request.settings]
@@ -82,5 +88,6 @@ def command(
     else:
         click.echo(result_table(results, len(windows), context, score))
     if plot is not None:  # after the figures, which a full disk must not lose
-        write_text(plot, pareto_svg(results))
+        with file_of("--plot"):
+            write_text(plot, pareto_svg(results))
         terminal.note(f"plot: {plot}")

@@ -66,6 +66,7 @@ def command(
     plot: bool,
     as_json: bool,
 ) -> None:
+    from pearl_cli.flag_files import file_of
     from pearl_cli.predict.train_data import load_recorded
     from pearl_cli.residency.uneven_split import Split
     from pearl_cli.simulate.cost_model import Machine
@@ -80,7 +81,8 @@ def command(
     if rules == "engine" and scope == "global":
         raise UsageError("--rules engine has slots per layer; use --scope layer, or --rules pool for one global pool")
     machine = Machine(float(bandwidth.n_bytes), latency_ms / 1e3, compute_ms / 1e3, expert_ms / 1e3)
-    used = read_trace(usage) if usage is not None else None
+    with file_of("--usage"):
+        used = read_trace(usage) if usage is not None else None
     if used is not None and (used.num_layers, used.num_experts) != (routes.num_layers, routes.num_experts):
         raise UsageError(f"--usage {usage}: the trace is of another shape than {trace}; give one of the same model")
     chosen_split = Split.of_trace(used or routes) if split == "uneven" else None

@@ -60,7 +60,7 @@ def command(
 def _read_text(prompt: str | None, file: Path | None) -> str:
     if prompt is not None:
         return prompt
-    source = str(file) if file else "standard input"
+    source = f"-f {file}" if file else "standard input"
     try:
         raw = file.read_bytes() if file else sys.stdin.buffer.read()
     except OSError as error:

@@ -34,13 +34,17 @@ def command(
     max_tokens: int | None,
 ) -> None:
     from models.chat_template import ChatTemplate
+    from pearl_cli.flag_files import check_place, file_of
     from pearl_cli.session import open_session
     from pearl_cli.terminal import Terminal
     from pearl_cli.trace_run import TraceRun
     from pearl_cli.trace_texts import encode_text, read_texts
 
     terminal = Terminal()
-    texts = list(read_texts(files))
+    check_place("-o", out)
+    check_place("--hidden", hidden)
+    with file_of("-f"):
+        texts = list(read_texts(files))
     with open_session(options, terminal) as session:
         template = ChatTemplate.from_metadata(session.opened.gguf.metadata, session.tokenizer) if chat else None
         prompts = [encode_text(entry, session.tokenizer, template, where) for where, entry in texts]

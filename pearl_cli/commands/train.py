@@ -39,6 +39,7 @@ def command(
     threads: int,
     seed: int,
 ) -> None:
+    from pearl_cli.flag_files import check_place
     from pearl_cli.predict.judge import judged
     from pearl_cli.predict.predictor_file import PredictorCard, as_stored, save_predictor
     from pearl_cli.predict.train_data import load_recorded, split_by_turn
@@ -49,6 +50,7 @@ def command(
         from pearl_cli.predict.train_threads import set_threads
     except ImportError as error:
         raise UsageError("pearl train needs torch: pip install 'pearl-moe[train]'") from error
+    check_place("-o", out)
     terminal = Terminal()
     set_threads(threads)
     recorded = load_recorded(trace, hidden)

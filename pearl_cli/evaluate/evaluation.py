@@ -12,6 +12,7 @@ from pearl_cli.evaluate.logits_file import LogitsWriter, read_logits
 from pearl_cli.evaluate.report import Result
 from pearl_cli.evaluate.run_windows import SCORE_ROWS, run_settings
 from pearl_cli.evaluate.windows import Window, cut_windows
+from pearl_cli.flag_files import file_of
 from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.routing.settings import RoutingSettings
 from pearl_cli.session import Session
@@ -52,7 +53,8 @@ def evaluate(
     length = request.length or opened.engine.context
     windows = cut_windows(ids, length, request.scored, bos_id)[: request.windows]
     shape = (sum(window.n_scored for window in windows), opened.config.vocab_size)
-    base = read_logits(request.kld_base, shape) if request.kld_base is not None else None
+    with file_of("--kld-base"):
+        base = read_logits(request.kld_base, shape) if request.kld_base is not None else None
     policies = [opened.routing_for(settings) for settings in request.settings]
     with LogitsWriter(request.logits, shape) if request.logits is not None else nullcontext() as writer:
         keep = writer.write if writer is not None else None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from models.errors import FileError, UsageError
+from models.errors import FileError
 
 
 class LogitsWriter:
@@ -37,8 +37,7 @@ class LogitsWriter:
 
 
 def read_logits(path: Path, shape: tuple[int, int]) -> np.ndarray:
-    """The saved logits, mapped. Raises FileError for a file that is none, UsageError for other positions or another
-    vocabulary.
+    """The saved logits, mapped. Raises FileError for a file that is none, or of other positions or another vocabulary.
     """
     try:
         logits: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -47,8 +46,8 @@ def read_logits(path: Path, shape: tuple[int, int]) -> np.ndarray:
     except ValueError as error:
         raise FileError(f"{path}: not a .npy file of pearl eval --logits") from error
     if logits.dtype != np.float32 or logits.shape != shape:
-        raise UsageError(
-            f"--kld-base {path}: it holds {logits.dtype} {list(logits.shape)}, this text gives float32 {list(shape)}: "
+        raise FileError(
+            f"{path}: it holds {logits.dtype} {list(logits.shape)}, this text gives float32 {list(shape)}: "
             "save it from the same text with the same -c and --score"
         )
     return logits

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from models.config import ModelConfig
 from models.errors import UsageError
 from pearl_cli.evaluate.evaluation import DEFAULT_CONTEXT, EvalRequest, eval_bytes
+from pearl_cli.memory_plan import typed
 from pearl_cli.open_model import open_model
 from pearl_cli.options import RunOptions
 from pearl_cli.session import Session, demo_model, open_session
@@ -38,7 +39,10 @@ def _plain_options(options: RunOptions, config: ModelConfig, request: EvalReques
     ram = options.ram
     if ram is not None:
         if ram.n_bytes <= extra:
-            raise UsageError(f"--ram: the logits of one window alone take {extra} bytes; raise it or lower -c")
+            raise UsageError(
+                f"--ram {typed(ram.n_bytes, up=False)}: the logits of one window of {context} tokens alone take "
+                f"{typed(extra)}; raise it or lower -c"
+            )
         ram = Size(n_bytes=ram.n_bytes - extra)
     budget = options.budget
     if options.model is None and options.ram is None and budget is None:

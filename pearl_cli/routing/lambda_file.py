@@ -86,5 +86,5 @@ def _entries(path: Path, fingerprint: str) -> list[dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FileError(f"{path}: not a file of pearl eval --lambda auto ({error}); remove it") from error
     if missing:
-        raise FileError(f"{path}: an entry without {missing[0]}; remove the file")
+        raise FileError(f"{path}: an entry without {missing[0]}; remove the file and find factors anew with pearl eval")
     return entries

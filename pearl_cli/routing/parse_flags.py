@@ -10,7 +10,7 @@ import click
 from models.errors import UsageError
 from pearl_cli.options import EVICTIONS, RunOptions
 from pearl_cli.routing.settings import RoutingSettings, routing_settings
-from pearl_cli.routing_options import ROUTING_FLAGS
+from pearl_cli.routing_options import ROUTING_FLAGS, ROUTINGS
 
 
 @click.command(name="routing", add_help_option=False)
@@ -21,6 +21,12 @@ def _flags() -> None:
 
 for _flag in ROUTING_FLAGS:
     _flag(_flags)
+
+
+_WHAT_CAN_BE_WRITTEN = (
+    f"write one of {', '.join(ROUTINGS)} and then, as on the command line, "
+    f"{', '.join(flag.opts[0] for flag in _flags.params if flag.opts[0] != '--routing')}: psr --lambda 0.1 --inserts 1"
+)
 
 
 def parse_routing(text: str, options: RunOptions, where: str, simulated: bool = False) -> RoutingSettings:
@@ -35,7 +41,7 @@ def parse_routing(text: str, options: RunOptions, where: str, simulated: bool = 
             given = dict(context.params)
     except (click.UsageError, ValueError) as error:
         reason = error.format_message() if isinstance(error, click.UsageError) else str(error)
-        raise UsageError(f"{where} '{text}': {reason}") from error
+        raise UsageError(f"{where} '{text}': {reason.rstrip('.')}; {_WHAT_CAN_BE_WRITTEN}") from error
     exact = given["routing"] == "exact" and not simulated
     for name in ("residency", "evict"):
         if given[name] is None and not (exact and name == "residency"):

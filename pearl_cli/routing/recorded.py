@@ -39,7 +39,7 @@ class RecordedRouting:
             raise UsageError(f"--route-trace: the trace has {fault}; give a trace of a model of that shape")
         self._tokens = {phase: _tokens(trace, phase, layers) for phase in (PREFILL, DECODE)}
         if not self._tokens[DECODE]:
-            raise UsageError("--route-trace: the trace holds no decoded token (phase 1)")
+            raise UsageError("--route-trace: the trace holds no decoded token (phase 1); record one with pearl trace")
         self._now: list[dict[int, tuple[np.ndarray, np.ndarray]]] = []
         self._cursor = 0
 

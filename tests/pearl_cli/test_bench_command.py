@@ -109,3 +109,27 @@ def test_random_tokens_are_seeded_and_never_one_repeated():
 
 def test_percentiles_are_of_the_samples():
     assert [_percentile([1.0, 2.0, 3.0, 4.0], p) for p in (1, 50, 75, 99, 100)] == [1.0, 2.0, 3.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--ablate", ""], "names no piece"),
+        (["--ablate", " ,"], "names no piece"),
+        (["--ablate", "evict", "--vs", "llama-bench=x"], "--vs is of one setting"),
+        (["--ablate", "evict", "--price", "x.txt"], "--price is of one setting"),
+        (["-p", "0", "-n", "0"], "nothing to measure"),
+        (["--force-text"], "--prompt-file"),
+        (["--vs-model", "x.gguf"], "--vs llama-bench=PATH"),
+        (["--vs", ""], "--vs llama-bench=PATH"),
+        (["--timeline", "none/t.json"], "--timeline none/t.json: the folder none does not exist"),
+        (["--prompt-file", "none.txt"], "--prompt-file none.txt: No such file"),
+        (["--usage", "none.csv"], "--usage none.csv: No such file"),
+        (["-p", ""], "write 512, or 128,512 for several"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_the_work(tiny_path, capsys, args, words):
+    assert main(["bench", "-m", str(tiny_path), *args]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err.splitlines()[-1]

@@ -16,11 +16,12 @@ from safetensors.torch import save_file
 
 from models.demo.texts import held_out_texts
 from pearl_cli.__main__ import main
-from pearl_cli.evaluate.text_ids import read_ids
+from pearl_cli.evaluate.text_ids import ids_of
 from pearl_cli.evaluate.token_scores import log_softmax
 from pearl_cli.options import RunOptions
 from pearl_cli.session import demo_model, open_session
 from pearl_cli.terminal import Terminal
+from pearl_cli.trace_texts import read_texts
 from tests.tiny_models import hf_logits
 from tests.tolerances import PERPLEXITY_RELATIVE
 
@@ -68,7 +69,7 @@ def test_perplexity_of_the_demo_model(tmp_path: Path, capsys: pytest.CaptureFixt
     text.write_text("".join(f"{json.dumps(each)}\n" for each in held_out_texts(["chat", "passages"], 8)))
     with open_session(RunOptions(no_profile=True), Terminal("off")) as session:
         metadata = dict(session.opened.gguf.metadata)
-        ids = np.array(read_ids(text, session.tokenizer, metadata))
+        ids = np.array(ids_of(read_texts([text]), session.tokenizer, metadata))
         model = hf_demo(tmp_path / "hf", metadata, session.opened.config.vocab_size)
     capsys.readouterr()
     assert main(["eval", "-f", str(text), "-c", str(CONTEXT), "--chunks", str(WINDOWS), "--json"]) == 0

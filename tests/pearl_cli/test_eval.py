@@ -127,9 +127,16 @@ def test_streaming_with_the_same_logical_cache_gives_the_same_figures(
     [
         (["-c", "256"], "the text has 200 tokens"),
         (["--routing", "psr"], "--residency 25%"),
-        (["-c", "64", "--kld-base", "none.npy"], "none.npy"),
+        (["-c", "64", "--kld-base", "none.npy"], "--kld-base none.npy: No such file"),
+        (["-c", "64", "--logits", "none/x.npy"], "--logits none/x.npy: the folder none does not exist"),
+        (["-c", "64", *PSR, "--inserts", "99"], "--inserts 99: only the best 3 of the next router are looked at"),
+        (["-c", "64", *PSR, "--steer", "top-m=9"], "--steer top-m=9: a layer of this model has 8 experts"),
+        (["-c", "64", "--residency", "50%", "--compare", "psr --top-j 4"], "a token of this model uses 3 experts"),
+        (["-c", "64", "--ram", "1KiB"], "the logits of one window of 64 tokens alone take"),
+        (["-c", "64", *PSR, "--steer", "bonus=1", "--steer", "bonus=0"], "bonus= is given twice"),
         (["-c", "64", "--lambda", "0.1"], "--lambda"),
         (["-c", "64", "--compare", "--routing magic"], "--compare"),
+        (["-c", "64", "--compare", "psr --lamda 1"], "as on the command line, --evict, --lambda, --top-j"),
     ],
 )
 def test_what_cannot_be_evaluated_is_said(
@@ -223,8 +230,8 @@ def test_a_plot_needs_something_to_compare_and_a_place(
     assert "give --residency" in capsys.readouterr().err
     assert main([*args, "--compare", "psr", "--plot", str(tmp_path / "none" / "p.svg")]) == 2
     out, err = capsys.readouterr()
-    assert "price" in out
-    assert "none/p.svg: No such file" in err
+    assert out == ""  # found out before the work, not after it
+    assert f"--plot {tmp_path}/none/p.svg: the folder {tmp_path}/none does not exist" in err
 
 
 def test_the_front_is_what_nothing_beats_in_both() -> None:

@@ -26,7 +26,8 @@ def make_policy(
     if name == "static":
         if popularity is None:
             raise UsageError(
-                "--evict static needs a usage profile of this model; there is none yet: run it once with another policy"
+                "--evict static needs a usage profile of this model; there is none yet: run it once with another "
+                "policy, or give a recorded trace as --usage"
             )
         return Static(popularity)
     if name == "random":

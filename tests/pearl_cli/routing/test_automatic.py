@@ -94,5 +94,13 @@ def test_calibration_is_stored_and_used(model: Path, tmp_path: Path, capsys: pyt
     assert main([*completed, "--lambda", "auto:50%"]) == 0
     assert f"lambda {steered['lambda']:g}" in json.loads(capsys.readouterr().out)["routing"]
     assert main([*completed, "--lambda", "auto:40%"]) == 2
+    capsys.readouterr()
+    (tmp_path / "tiny.routing.json").unlink()
+    (tmp_path / "tiny.routing.json.partial").mkdir()  # as a folder that cannot be written
+    assert main([*evaluated, "--lambda", "auto:50%"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["compared"][0]["lambda"] == steered["lambda"]
+    assert "could not be stored" in err
+    assert f"give it as --lambda {steered['lambda']:g}" in err
     assert main([*evaluated, "--lambda", "auto:0.000001%"]) == 2
     assert "not shown to be within" in capsys.readouterr().err

@@ -26,6 +26,7 @@ def test_replies_are_marked_once_a_setting(
     assert "psr, lambda 0.1, top-j 1, inserts 1, residency 50%; its cache starts empty" in said
     assert "inserted ahead" in said
     assert "/routing 'no'" in said
+    assert "write one of exact, cache-prior, psr, cache-prior-physical and then" in said
 
 
 def test_a_completion_says_how_it_was_routed(tiny_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,3 +76,5 @@ def test_a_price_of_exact_routing_is_refused(
     args = ["bench", "-m", str(tiny_path), "-p", "0", "-n", "2", "-r", "1", "-c", "64", "--price", str(text)]
     assert main(args) == 2
     assert "exact routing costs nothing" in capsys.readouterr().err
+    assert main([*args[:-1], "none.txt", *PSR]) == 2
+    assert "--price none.txt: No such file" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import pytest
 
 from models.errors import UsageError
 from pearl_cli.options import RunOptions
+from pearl_cli.routing.check_counts import check_counts
 from pearl_cli.routing.parse_flags import parse_routing
 from pearl_cli.routing.settings import CACHE_AWARE, routing_settings
 from pearl_cli.routing.steering import DEFAULTS, Steering, parse_steering
@@ -127,3 +128,30 @@ def test_open_choices_that_do_not_exist_are_refused(text: str, words: str) -> No
 def test_values_that_mean_nothing_are_refused_with_what_to_write(flags: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         parse_routing(f"psr {flags}", PLAIN, "--compare")
+
+
+def test_several_steer_flags_are_one_setting() -> None:
+    settings = parse_routing("psr --steer top-m=8,refresh=no --steer bonus=0.5", PLAIN, "--compare")
+    assert settings.steering == Steering(top_m=8, refresh=False, bonus=0.5)
+    with pytest.raises(UsageError, match="bonus= is given twice"):
+        parse_routing("psr --steer bonus=1 --steer bonus=0.5", PLAIN, "--compare")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--inserts 99", r"--inserts 99: only the best 4 .* for more, --steer top-m=32; give 0 to 4"),
+        ("--inserts 5", r"for more, --steer top-m=5; give 0 to 4"),
+        ("--inserts 3 --steer top-m=2", r"only the best 2 .* says --steer top-m=2; give 0 to 2"),
+        ("--steer top-m=33", r"--steer top-m=33: a layer of this model has 32 experts"),
+        ("--top-j 5", r"--top-j 5: a token of this model uses 4 experts; give 0 to 4"),
+    ],
+)
+def test_more_experts_than_there_are_are_refused(flags: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        check_counts(parse_routing(f"psr {flags}", PLAIN, "--compare"), num_experts=32, num_experts_per_tok=4)
+
+
+@pytest.mark.parametrize("flags", ["--inserts 4", "--inserts 8 --steer top-m=8", "--top-j 4", "--inserts auto"])
+def test_as_many_experts_as_there_are_are_not(flags: str) -> None:
+    check_counts(parse_routing(f"psr {flags}", PLAIN, "--compare"), num_experts=32, num_experts_per_tok=4)

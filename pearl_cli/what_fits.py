@@ -1,0 +1,58 @@
+"""Advice for a ceiling that is too low: which smaller context, cache types or chunk would fit under it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from models.errors import MemoryPlanError, UsageError
+from pearl_cli.memory_plan import FLOOR_MARGIN_BYTES, MemoryPlan, typed
+from pearl_cli.options import RunOptions
+from pearl_cli.sizes import Size
+
+LEAST_CONTEXT = 256  # a shorter one is of no use in a chat
+_LEAST_CHUNK = 64
+_FLAGS = {"ctx_size": "-c", "cache_type_k": "-ctk", "cache_type_v": "-ctv", "ubatch_size": "-ub"}
+
+
+def what_fits(plan: Callable[[RunOptions], MemoryPlan], options: RunOptions, context: int) -> str:
+    """The first change of flags that `plan` accepts, as a user types it, or the least ceiling with all of them; empty
+    where none of them matters. plan: raises MemoryPlanError for what does not fit, UsageError for what the model cannot
+    do; context: what `options` come to.
+    """
+    last: RunOptions | None = None
+    for changed in _smaller(options, context):
+        if changed == options:
+            continue
+        try:
+            plan(changed)
+            return f"; {_flags(options, changed)} would fit"
+        except UsageError:
+            continue
+        except MemoryPlanError:
+            last = changed
+    if last is None or options.ram is None:
+        return ""
+    floor = plan(dataclasses.replace(last, budget=None, ram=Size(n_bytes=1 << 60))).floor_bytes + FLOOR_MARGIN_BYTES
+    # where less than what was given would do, the ceiling is not what is wrong
+    return f"; with {_flags(options, last)} it needs --ram {typed(floor)}" if floor > options.ram.n_bytes else ""
+
+
+def _flags(options: RunOptions, changed: RunOptions) -> str:
+    """What differs, as a user types it."""
+    differing = {flag: name for name, flag in _FLAGS.items() if getattr(changed, name) != getattr(options, name)}
+    return " ".join(f"{flag} {getattr(changed, name)}" for flag, name in differing.items())
+
+
+def _smaller(options: RunOptions, context: int) -> Iterator[RunOptions]:
+    """Ever smaller runs, the mildest change first."""
+    quantised = dataclasses.replace(options, cache_type_k="q8_0", cache_type_v="q8_0")
+    contexts = [context]
+    while contexts[-1] // 2 >= LEAST_CONTEXT:
+        contexts.append(contexts[-1] // 2)
+    if quantised != options:
+        yield quantised
+    bases = (options, quantised)
+    yield from (dataclasses.replace(base, ctx_size=each) for base in bases for each in contexts[1:])
+    least, chunk = contexts[-1] if contexts[1:] else options.ctx_size, min(options.ubatch_size, _LEAST_CHUNK)
+    yield from (dataclasses.replace(base, ctx_size=least, ubatch_size=chunk) for base in bases)

@@ -1,0 +1,62 @@
+"""A fault with a file begins with the flag that named it; a place that cannot be written is found before the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from models.errors import FileError, GGUFError, UsageError
+from pearl_cli.__main__ import main
+from pearl_cli.flag_files import check_place, file_of
+
+
+@pytest.mark.parametrize("kind", [FileError, GGUFError])
+def test_a_fault_keeps_its_kind_and_gains_its_flag(kind: type[FileError]) -> None:
+    with pytest.raises(kind, match=r"^--usage t.csv: cut short$"), file_of("--usage"):
+        raise kind("t.csv: cut short")
+
+
+def test_the_systems_own_fault_is_one_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"^--plot .*none/p.svg: No such file"), file_of("--plot"):
+        (tmp_path / "none" / "p.svg").write_text("")
+
+
+def test_other_faults_pass() -> None:
+    with pytest.raises(UsageError, match=r"^the text is too short$"), file_of("-f"):
+        raise UsageError("the text is too short")
+    with pytest.raises(OSError, match="no file"), file_of("-f"):
+        raise OSError("no file")
+
+
+def test_a_place_is_looked_at_before_the_work(tmp_path: Path) -> None:
+    check_place("-o", None)
+    check_place("-o", tmp_path / "new.csv")
+    with pytest.raises(FileError, match=r"^-o .*: this is a folder"):
+        check_place("-o", tmp_path)
+    with pytest.raises(FileError, match=r"^-o .*none/new.csv: the folder .*none does not exist"):
+        check_place("-o", tmp_path / "none" / "new.csv")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["complete", "-f", "none.txt"], "-f none.txt: No such file"),
+        (["complete", "-p", "x", "--timeline", "none/t.json"], "--timeline none/t.json: the folder none"),
+        (["chat", "-f", "none.txt"], "-f none.txt: No such file"),
+        (["chat", "-sysf", "none.txt"], "-sysf none.txt: No such file"),
+        (["chat", "-st", "-p", "x", "--chat-template-file", "none"], "--chat-template-file none: No such file"),
+        (["chat", "-p", "x", "--chat-template-kwargs", "{"], """write '{"enable_thinking": false}'"""),
+        (["trace", "-f", "none.txt", "-o", "t.csv"], "-f none.txt: No such file"),
+        (["trace", "-f", "x", "-o", "none/t.csv"], "-o none/t.csv: the folder none"),
+        (["trace", "-f", "x", "-o", "t.csv", "--hidden", "none/t.npz"], "--hidden none/t.npz: the folder none"),
+        (["eval", "-f", "none.txt"], "-f none.txt: No such file"),
+        (["complete", "-p", "x", "--usage", "none.csv"], "--usage none.csv: No such file"),
+    ],
+)
+def test_commands_name_the_flag(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err
+    assert err.count("\n") == 1

@@ -17,8 +17,8 @@ from typing import Any
 from pearl_cli.bench.workload import Workload
 from pearl_cli.device.copy_queue import CopyQueue
 from pearl_cli.opened_engine import OpenedEngine
+from pearl_cli.residency.load import Load
 from pearl_cli.residency.read_piece import ReadPiece
-from pearl_cli.residency.transfer import Load
 
 MAX_EVENTS = 200_000  # about 30 MB of JSON; later events are left out and counted
 

@@ -7,18 +7,15 @@ from dataclasses import dataclass
 from typing import cast
 
 from kernels.backend import Backend
-from kernels.gpu.device_calls import DeviceCalls
-from kernels.gpu.timeline import Timeline
 from models.expert_provider import RouterWeights
 from pearl_cli.device.copy_queue import LINK_BYTES_PER_S, CopyQueue
+from pearl_cli.device.device_side import DeviceSide
 from pearl_cli.device.host_experts import HostExperts
-from pearl_cli.device.host_tier import HostPlan, HostTier
+from pearl_cli.device.host_slots import HostPlan
+from pearl_cli.device.host_tier import HostTier
 from pearl_cli.device.miss_rule import MissRule
 from pearl_cli.device.mixed_controller import MixedController
-from pearl_cli.device.slot_marks import SlotMarks
-from pearl_cli.device.slot_table import DeviceSlotTable
 from pearl_cli.device.streamed_experts import StreamedExperts
-from pearl_cli.device.vram_arena import VramArena
 from pearl_cli.predict.base import NextUse, Predictor
 from pearl_cli.residency.ablations import CopyPieces
 from pearl_cli.residency.build import ExpertPlaces, layer_states
@@ -28,26 +25,6 @@ from pearl_cli.residency.prefetch import Prefetcher
 from pearl_cli.residency.slot_plan import SlotPlan
 from pearl_cli.residency.transfer import ReadFunction
 from pearl_cli.routing.base import RoutingPolicy
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceSide:
-    """What copies and kernels share: one computing and one copying stream, slots, and the table that finds experts."""
-
-    calls: DeviceCalls
-    compute: Timeline
-    copies: Timeline
-    arena: VramArena
-    table: DeviceSlotTable
-    marks: SlotMarks
-
-    @classmethod
-    def open(cls, calls: DeviceCalls, plan: SlotPlan, num_layers: int, num_experts: int) -> DeviceSide:
-        """Allocates the slots. Raises DeviceMemoryError."""
-        compute, copies = Timeline(calls, calls.compute), Timeline(calls, calls.new_stream())
-        arena = VramArena(plan.classes, calls)
-        table = DeviceSlotTable(calls, copies, num_layers, num_experts)
-        return cls(calls, compute, copies, arena, table, SlotMarks(arena.num_slots, num_layers, num_experts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +63,9 @@ def build_device_controller(
     host = HostTier(side.calls, side.copies, places.places, host_plan, read, io_threads, notify)
     # Half of the slots that belong to no layer: a long prompt computes these while the others are filled.
     most_at_once = max(1, plan.staging // 2)
-    queue = CopyQueue(
-        side.calls, side.copies, side.compute, side.arena, side.table, side.marks, host, most_at_once,
-        link_bytes_per_s, pieces,
-    )  # fmt: skip
-    experts = StreamedExperts(
-        backend, side.calls, side.copies, side.compute, layers, side.table, side.marks, side.arena,
-        HostExperts(on_cpu.backend, host) if on_cpu is not None else None,
-    )  # fmt: skip
+    queue = CopyQueue(side, host, most_at_once, link_bytes_per_s, pieces)
+    host_experts = HostExperts(on_cpu.backend, host) if on_cpu is not None else None
+    experts = StreamedExperts(backend, side, layers, host_experts)
     if on_cpu is not None:
         mixed = MixedController(
             layers, routers, cast(Backend, experts), side.arena, queue, routing, next_use, experts, on_cpu.rule

@@ -16,15 +16,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kernels.gpu.device_calls import DeviceCalls, Region
-from kernels.gpu.timeline import Timeline
-from pearl_cli.device.host_tier import HostTier, Key
-from pearl_cli.device.slot_marks import SlotMarks
-from pearl_cli.device.slot_table import DeviceSlotTable
-from pearl_cli.device.vram_arena import VramArena
+from kernels.gpu.device_calls import Region
+from pearl_cli.device.device_side import DeviceSide
+from pearl_cli.device.host_slots import Key
+from pearl_cli.device.host_tier import HostTier
 from pearl_cli.residency.ablations import CopyPieces
+from pearl_cli.residency.load import ALL_LINEARS, Arrival, Load
 from pearl_cli.residency.stats import TransferStats
-from pearl_cli.residency.transfer import ALL_LINEARS, Arrival, Load
 
 DEPTH = 2  # forecast chunks under way: one is copied while the host starts the next
 _ALL = 1 << 30
@@ -36,12 +34,7 @@ class CopyQueue:
 
     def __init__(
         self,
-        calls: DeviceCalls,
-        copies: Timeline,
-        compute: Timeline,
-        arena: VramArena,
-        table: DeviceSlotTable,
-        marks: SlotMarks,
+        side: DeviceSide,
         host: HostTier,
         most_at_once: int,
         link_bytes_per_s: float = LINK_BYTES_PER_S,
@@ -54,12 +47,12 @@ class CopyQueue:
         self.stats = TransferStats()
         self.host = host
         self.link_bytes_per_s = link_bytes_per_s
-        self._calls = calls
-        self._copies = copies
-        self._compute = compute
-        self._arena = arena
-        self._table = table
-        self._marks = marks
+        self._calls = side.calls
+        self._copies = side.copies
+        self._compute = side.compute
+        self._arena = side.arena
+        self._table = side.table
+        self._marks = side.marks
         self._most_at_once = most_at_once
         pieces = pieces or CopyPieces()
         self._depth = DEPTH if pieces.preempt else _ALL

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pearl_cli.device.build import DeviceSide
+from pearl_cli.device.device_side import DeviceSide
 from pearl_cli.device.fastest import fastest
 from pearl_cli.residency.arena import map_region
 

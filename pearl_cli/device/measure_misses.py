@@ -6,7 +6,7 @@ import numpy as np
 
 from kernels.backend import Activations, Backend, ExpertTable
 from kernels.grouping import group_by_expert
-from pearl_cli.device.build import DeviceSide
+from pearl_cli.device.device_side import DeviceSide
 from pearl_cli.device.miss_rule import MissRule, measure
 from pearl_cli.residency.arena import map_region
 from pearl_cli.residency.build import ExpertPlaces

@@ -19,8 +19,8 @@ from pearl_cli.residency.arena import Slots
 from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.gate_call import GateCall
 from pearl_cli.residency.layer_state import LayerState
+from pearl_cli.residency.load import Load
 from pearl_cli.residency.load_queue import LoadQueue
-from pearl_cli.residency.transfer import Load
 from pearl_cli.routing.base import RoutingPolicy
 
 

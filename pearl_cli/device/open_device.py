@@ -16,10 +16,11 @@ from models.gguf_files import MemoryFiles
 from models.kv_cache import KVCache
 from models.loader import non_expert_bytes
 from models.model import Model
-from pearl_cli.device.build import CpuForMisses, DeviceSide, build_device_controller
+from pearl_cli.device.build import CpuForMisses, build_device_controller
 from pearl_cli.device.copy_queue import CopyQueue
+from pearl_cli.device.device_side import DeviceSide
 from pearl_cli.device.graphed_block import RecordingBackend, record_decoding
-from pearl_cli.device.host_tier import HostPlan
+from pearl_cli.device.host_slots import HostPlan
 from pearl_cli.device.measure_copies import link_bytes_per_s
 from pearl_cli.device.measure_misses import measure_misses
 from pearl_cli.device.store_in_place import lock_limit, lock_store, unlock_store

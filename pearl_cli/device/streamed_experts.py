@@ -12,12 +12,9 @@ from functools import partial
 import numpy as np
 
 from kernels.backend import Activations, Array, Backend, ExpertGroups, ExpertTable
-from kernels.gpu.device_calls import DeviceCalls, Region
-from kernels.gpu.timeline import Timeline
+from kernels.gpu.device_calls import Region
+from pearl_cli.device.device_side import DeviceSide
 from pearl_cli.device.host_experts import HostExperts
-from pearl_cli.device.slot_marks import SlotMarks
-from pearl_cli.device.slot_table import DeviceSlotTable
-from pearl_cli.device.vram_arena import VramArena
 from pearl_cli.residency.layer_state import LayerState
 
 
@@ -29,28 +26,23 @@ class StreamedExperts:
     def __init__(
         self,
         backend: Backend,
-        calls: DeviceCalls,
-        copies: Timeline,
-        compute: Timeline,
+        side: DeviceSide,
         layers: Sequence[LayerState | None],
-        table: DeviceSlotTable,
-        marks: SlotMarks,
-        arena: VramArena,
         host_experts: HostExperts | None = None,
     ) -> None:
         self.on_host: frozenset[int] = frozenset()
         self._backend = backend
-        self._calls = calls
-        self._copies = copies
-        self._compute = compute
-        self._slot_table = table
-        self._marks = marks
-        self._arena = arena
+        self._calls = side.calls
+        self._copies = side.copies
+        self._compute = side.compute
+        self._slot_table = side.table
+        self._marks = side.marks
+        self._arena = side.arena
         self._host_experts = host_experts
         self._host_input: Array = None
         states = [state for state in layers if state is not None]
         self._state_of = {id(state.table): state for state in states}
-        self._table_of = {id(state.table): table.view(state.layer, state.table) for state in states}
+        self._table_of = {id(state.table): side.table.view(state.layer, state.table) for state in states}
 
     def to_host(self, array: Array) -> np.ndarray:
         return self._backend.to_host(array)

@@ -12,9 +12,9 @@ import numpy as np
 from pearl_cli.residency.arena import Slots
 from pearl_cli.residency.gate_call import GateCall
 from pearl_cli.residency.layer_state import LayerState
+from pearl_cli.residency.load import Load
 from pearl_cli.residency.load_queue import LoadQueue
 from pearl_cli.residency.slot_keeper import SlotKeeper
-from pearl_cli.residency.transfer import Load
 
 _PREFILL_BATCH = 4  # resident groups computed between two looks at the arrivals, while transient experts wait for slots
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from kernels.backend import ExpertGroups
 from models.expert_provider import Routing
-from pearl_cli.residency.transfer import ALL_LINEARS, GATE_UP, Load
+from pearl_cli.residency.load import ALL_LINEARS, GATE_UP, Load
 
 
 class GateCall:

@@ -12,8 +12,8 @@ import numpy as np
 from kernels.backend import ExpertTable
 from pearl_cli.residency.arena import Slots
 from pearl_cli.residency.cache_model import LayerCache
+from pearl_cli.residency.load import ALL_LINEARS, Load
 from pearl_cli.residency.placement import Place
-from pearl_cli.residency.transfer import ALL_LINEARS, Load
 
 
 class LayerState:

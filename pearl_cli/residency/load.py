@@ -10,7 +10,6 @@ from pearl_cli.residency.placement import Place
 LINEAR_BITS = (0b001, 0b010, 0b100)
 ALL_LINEARS = 0b111
 GATE_UP = 0b011
-DOWN = 0b100
 
 
 class Load:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from pearl_cli.residency.load import Arrival, Load
 from pearl_cli.residency.stats import TransferStats
-from pearl_cli.residency.transfer import Arrival, Load
 
 
 class LoadQueue(Protocol):

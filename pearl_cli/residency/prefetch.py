@@ -17,9 +17,9 @@ from models.expert_provider import Routing
 from pearl_cli.predict.base import Predictor
 from pearl_cli.residency.arena import Slots
 from pearl_cli.residency.layer_state import LayerState
+from pearl_cli.residency.load import Load
 from pearl_cli.residency.load_queue import LoadQueue
 from pearl_cli.residency.prefetch_governor import PrefetchGovernor
-from pearl_cli.residency.transfer import Load
 
 
 class Prefetcher:

@@ -13,10 +13,10 @@ from models.errors import ReadFailure
 from pearl_cli.residency.arena import Slots
 from pearl_cli.residency.gate_call import GateCall
 from pearl_cli.residency.layer_state import LayerState
+from pearl_cli.residency.load import Arrival, Load
 from pearl_cli.residency.load_queue import LoadQueue
 from pearl_cli.residency.prefetch import Prefetcher
 from pearl_cli.residency.stats import DemandStats
-from pearl_cli.residency.transfer import Arrival, Load
 
 
 class SlotKeeper:

@@ -17,13 +17,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from pearl_cli.residency.load import ALL_LINEARS, DOWN, GATE_UP, LINEAR_BITS, Arrival, Load
+from pearl_cli.residency.load import LINEAR_BITS, Arrival, Load
 from pearl_cli.residency.neighbours import Neighbours
 from pearl_cli.residency.placement import mergeable
 from pearl_cli.residency.read_piece import ReadPiece
 from pearl_cli.residency.stats import TransferStats
-
-__all__ = ["ALL_LINEARS", "DOWN", "GATE_UP", "LINEAR_BITS", "Arrival", "Load", "TransferQueue"]
 
 MERGE_BYTES = 1 << 20  # longest read that a demand has to wait behind beyond one chunk
 

@@ -10,8 +10,9 @@ import numpy as np
 from kernels.gpu.device_calls import DeviceCalls
 from kernels.reference.backend import ReferenceBackend
 from models.gguf_files import MemoryFiles
-from pearl_cli.device.build import CpuForMisses, DeviceSide, build_device_controller
-from pearl_cli.device.host_tier import HostPlan
+from pearl_cli.device.build import CpuForMisses, build_device_controller
+from pearl_cli.device.device_side import DeviceSide
+from pearl_cli.device.host_slots import HostPlan
 from pearl_cli.device.miss_rule import MissRule
 from pearl_cli.device.store_in_place import lock_store
 from pearl_cli.predict.base import Predictor

@@ -8,8 +8,8 @@ import pytest
 
 from kernels.gpu.emulated_calls import EmulatedCalls
 from kernels.reference.backend import ReferenceBackend
-from pearl_cli.device.build import DeviceSide
 from pearl_cli.device.copy_queue import CopyQueue
+from pearl_cli.device.device_side import DeviceSide
 from pearl_cli.device.measure_misses import measure_misses
 from pearl_cli.device.miss_rule import MissRule
 from pearl_cli.device.mixed_controller import MixedController

@@ -11,7 +11,7 @@ from kernels.gpu.emulated_calls import EmulatedCalls, EmulatedEvent, EmulatedStr
 from kernels.gpu.race_checker import RaceError
 from pearl_cli.device.copy_queue import CopyQueue
 from pearl_cli.device.host_tier import HostTier
-from pearl_cli.residency.transfer import Load
+from pearl_cli.residency.load import Load
 from tests.fake_experts import FakeStore, run_calls
 from tests.pearl_cli.device.streaming import device_controller
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from kernels.quant_types import QuantType
+from pearl_cli.residency.load import ALL_LINEARS, Load
 from pearl_cli.residency.placement import PAGE, Place
-from pearl_cli.residency.transfer import ALL_LINEARS, Load, TransferQueue
+from pearl_cli.residency.transfer import TransferQueue
 from tests.fake_experts import GatedReads
 
 EXPERT_BYTES = 3 * PAGE

@@ -19,10 +19,11 @@ from pearl_cli.predict.base import Forecast
 from pearl_cli.residency.build import ExpertPlaces, build_controller
 from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.eviction import make_policy
-from pearl_cli.residency.load import Load, TransferQueue
+from pearl_cli.residency.load import Load
 from pearl_cli.residency.prefetch_governor import PrefetchGovernor
 from pearl_cli.residency.slot_plan import plan_slots
 from pearl_cli.residency.stats import TransferStats
+from pearl_cli.residency.transfer import TransferQueue
 from pearl_cli.routing.exact import ExactRouting
 from tests.fake_experts import HIDDEN, WIDTH, DelayedReads, FakeStore, read_file
 

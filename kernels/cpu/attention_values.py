@@ -71,42 +71,52 @@ class _Columns:
 
     def emit(self, u: Any, together: int) -> None:
         """Columns of units u..u + together - 1."""
-        e, b, unit, lanes, rows = self.e, self.e.b, self.unit, self.lanes, len(self.outs)
-        at, parts = b.mul(u, e.i64(4 * unit)), unit // lanes
-        value_at = b.add(self.v, b.mul(u, e.i64(unit_bytes(unit, self.dtype))))
-        offsets = [t * unit_bytes(unit, self.dtype) for t in range(together)]
+        e, rows = self.e, len(self.outs)
+        value_at = e.b.add(self.v, e.b.mul(u, e.i64(unit_bytes(self.unit, self.dtype))))
         weights = [self.weights] * together
         if self.dtype == "q8_0":
             weights = [e.at(self.scaled, 4 * BLOCK * rows * t) for t in range(together)]
-            for offset, to in zip(offsets, weights, strict=True):
-                self._scale_weights(e.at(value_at, offset), to)
-        places = [e.at(b.add(row, at), 4 * lanes * n) for row in self.outs for n in range(together * parts)]
+            for t, to in enumerate(weights):
+                self._scale_weights(e.at(value_at, t * unit_bytes(self.unit, self.dtype)), to)
+        out_at = e.b.mul(u, e.i64(4 * self.unit))
+        vectors = [(t, part) for t in range(together) for part in range(self.unit // self.lanes)]
+        at_once = max(1, (16 if e.isa == "avx512vnni" else 4) // rows)
+        for n in range(0, len(vectors), at_once):
+            self._sum(vectors[n : n + at_once], value_at, weights, out_at)
+
+    def _sum(self, vectors: list[tuple[int, int]], value_at: Any, weights: list[Any], out_at: Any) -> None:
+        """Add the weighted values of all positions to some vectors, (unit, part) each, of all rows."""
+        e, b, lanes, rows = self.e, self.e.b, self.lanes, len(self.outs)
+        next_block = b.mul(self.v_stride, e.i64(BLOCK))
         factors = [e.splat(e.load(e.at(state, 8), F32, 4), lanes) for state in self.states]
-        sums = [b.fmul(e.load(to, vec(F32, lanes), 4), factors[n // (together * parts)]) for n, to in enumerate(places)]
+        places = [
+            e.at(b.add(row, out_at), 4 * (self.unit * t + lanes * part)) for row in self.outs for t, part in vectors
+        ]
+        sums = [b.fmul(e.load(to, vec(F32, lanes), 4), factors[n // len(vectors)]) for n, to in enumerate(places)]
 
         def position(p: Any, sums: list[Any]) -> list[Any]:
             value, weight_at = b.add(value_at, b.mul(p, self.v_stride)), b.mul(p, e.i64(4 * rows))
-            for offset in offsets:
-                ask_ahead(e, b.add(e.at(value, offset), next_block), unit, self.dtype)
-            values = [self._load(e.at(value, offset)) for offset in offsets]
+            units = {t: e.at(value, t * unit_bytes(self.unit, self.dtype)) for t, _ in vectors}
+            for unit in units.values():
+                ask_ahead(e, b.add(unit, next_block), self.unit, self.dtype)
+            values = [self._load(units[t], part) for t, part in vectors]
             for i in range(rows):
-                for t in range(together):
-                    weight = e.splat(e.load(e.at(b.add(weights[t], weight_at), 4 * i), F32, 4), lanes)
-                    for part in range(parts):
-                        n = (i * together + t) * parts + part
-                        sums[n] = e.fma(weight, values[t][part], sums[n])
+                each = {t: e.splat(e.load(e.at(b.add(weights[t], weight_at), 4 * i), F32, 4), lanes) for t in units}
+                for n, (t, _) in enumerate(vectors):
+                    m = i * len(vectors) + n
+                    sums[m] = e.fma(each[t], values[n], sums[m])
             return sums
 
-        next_block = b.mul(self.v_stride, e.i64(BLOCK))
         for to, total in zip(places, e.loop(self.n_positions, sums, position), strict=True):
             e.store(total, to, 4)
 
-    def _load(self, place: Any) -> list[Any]:
-        e = self.e
+    def _load(self, place: Any, part: int) -> Any:
+        """Vector `part` of the unit at `place`, as float32; of q8_0 without the scale."""
+        e, kind = self.e, vec(F32, self.lanes)
         if self.dtype != "q8_0":
-            return load_unit(e, place, self.unit, self.dtype)
-        quants = [e.load(e.at(place, 2 + self.lanes * n), vec(I8, self.lanes)) for n in (0, 1)]
-        return [e.b.sitofp(e.b.sext(q, vec(I32, self.lanes)), vec(F32, self.lanes)) for q in quants]
+            return load_unit(e, place, self.unit, self.dtype)[part]
+        quants = e.load(e.at(place, 2 + self.lanes * part), vec(I8, self.lanes))
+        return e.b.sitofp(e.b.sext(quants, vec(I32, self.lanes)), kind)
 
     def _scale_weights(self, blocks: Any, to: Any) -> None:
         """Weights times the scale of each position's block, the first of which is at `blocks`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kernels.backend import Array, Backend, GatedUnit
+from kernels.backend import Activations, Array, Backend, GatedUnit
 from models.config import ModelConfig
 from models.expert_provider import ExpertProvider, RouterWeights
 from models.layers import DenseFFN
@@ -52,11 +52,25 @@ class GemmaFeedForward:
 
     def __call__(self, backend: Backend, x: Array, provider: ExpertProvider) -> Array:
         """What both feed-forwards add to the residual x [T, D]."""
+        return self.choose(backend, x, *self.inputs(backend, x), provider)
+
+    def inputs(self, backend: Backend, x: Array) -> tuple[Activations, Array, Array, Activations]:
+        """All that comes before the choice: the router's rows and logits [T, E], what the dense half makes of x [T, D],
+        and the experts' rows.
+        """
         router, eps = self.router, self.router.norm_eps
-        dense = backend.norm(self.dense(backend, x, provider), self.post_ffw_norm_1, eps).x
+        dense = backend.norm(self.dense.added(backend, x), self.post_ffw_norm_1, eps).x
         seen = router.normed(backend, x)
-        routing = provider.select(router.layer, x, seen, router.logits(backend, seen))
+        return seen, router.logits(backend, seen), dense, backend.norm(x, self.pre_ffw_norm_2, eps)
+
+    def choose(
+        self, backend: Backend, x: Array, seen: Activations, router_logits: Array, dense: Array, a: Activations,
+        provider: ExpertProvider,
+    ) -> Array:  # fmt: skip
+        """The rest: `provider` chooses and computes."""
+        router, eps = self.router, self.router.norm_eps
+        routing = provider.select(router.layer, x, seen, router_logits)
         routing.topk_weights = routing.topk_weights * self.ffn_down_exps_scale[routing.topk_ids]
-        a = backend.norm(x, self.pre_ffw_norm_2, eps)
         experts = backend.norm(provider.compute(router.layer, a, routing), self.post_ffw_norm_2, eps).x
-        return backend.norm(dense + experts, self.post_ffw_norm, eps).x
+        experts += dense
+        return backend.norm(experts, self.post_ffw_norm, eps).x

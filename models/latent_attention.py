@@ -76,14 +76,14 @@ class LatentAttention:
         n_tokens, heads, rank = x.shape[0], len(self.attn_k_b), self.latent.kv_lora_rank
         a = backend.norm(x, self.attn_norm, self.norm_eps, readers=(self.attn_kv_a,))
         latent = backend.norm(backend.linear(a, self.attn_kv_a), self.attn_kv_a_norm, self.norm_eps).x
-        k = _new_rows(backend, n_tokens, self.n_rot + rank)  # [rotated | latent]
+        k = backend.new_rows(n_tokens, self.n_rot + rank)  # [rotated | latent]
         k[:, : self.n_rot] = backend.linear(a, self.attn_k_pe)
         k[:, self.n_rot :] = latent
         q = self._queries(backend, a)
         backend.rope_write(q, k, latent, rope, start, kv)
         mixed = backend.attention(q, kv, start, heads, self.scale)  # [T, H * rank]
         width = self.latent.value_dim
-        out = _new_rows(backend, n_tokens, heads * width)
+        out = backend.new_rows(n_tokens, heads * width)
         for h, attn_v_b in enumerate(self.attn_v_b):
             own = _columns(backend, mixed, h * rank, (h + 1) * rank)
             out[:, h * width : (h + 1) * width] = backend.linear(backend.activations(own), attn_v_b)
@@ -98,7 +98,7 @@ class LatentAttention:
         flat = backend.linear(a, self.attn_q)  # [T, H * (nope_dim + n_rot)]
         nope, n_rot = self.latent.nope_dim, self.n_rot
         width = n_rot + self.latent.kv_lora_rank
-        q = _new_rows(backend, flat.shape[0], len(self.attn_k_b) * width)
+        q = backend.new_rows(flat.shape[0], len(self.attn_k_b) * width)
         for h, attn_k_b in enumerate(self.attn_k_b):
             first, at = h * (nope + n_rot), h * width
             own = _columns(backend, flat, first, first + nope)
@@ -134,14 +134,10 @@ def _expansions(source: WeightSource, blk: str, heads: int, latent: LatentConfig
     return k_b, v_b
 
 
-def _new_rows(backend: Backend, n_tokens: int, width: int) -> Array:
-    return backend.from_host(np.empty((n_tokens, width), np.float32))
-
-
 def _columns(backend: Backend, x: Array, first: int, stop: int) -> Array:
     """Columns first..stop - 1 of x [T, ..] as contiguous rows: a view of one row, a copy of more."""
     if x.shape[0] == 1:
         return x[:, first:stop]
-    out = _new_rows(backend, x.shape[0], stop - first)
+    out = backend.new_rows(x.shape[0], stop - first)
     out[:] = x[:, first:stop]
     return out

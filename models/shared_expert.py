@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from kernels.backend import Activations, Array, Backend, Weight
 from models.config import ModelConfig
 from models.weights import WeightSource
@@ -38,6 +36,4 @@ class SharedExpert:
         out = backend.gated_mlp(a, self.ffn_gate_shexp, self.ffn_up_shexp, self.ffn_down_shexp)
         if self.ffn_gate_inp_shexp is None:
             return out
-        logits = backend.to_host(backend.linear(a, self.ffn_gate_inp_shexp))  # [T, 1]: so small that the host does it
-        factor = np.exp(-np.logaddexp(0.0, -logits)).astype(np.float32)
-        return out * backend.from_host(factor)
+        return backend.sigmoid_gate(out, backend.linear(a, self.ffn_gate_inp_shexp))

@@ -81,7 +81,12 @@ def _check(x: np.ndarray, gate: np.ndarray) -> None:
 
 
 def sigmoid_gate(x: np.ndarray, gate: np.ndarray) -> np.ndarray:
-    """x * sigmoid(gate) in place for float32 x and gate [T, N]; returns x. Rows may lie apart."""
+    """x * sigmoid(gate) in place for float32 x [T, N] and gate [T, N], or [T, 1] for whole rows; returns x. Rows may lie
+    apart.
+    """
+    if gate.shape[1] == 1:  # so few that numpy does them
+        x *= np.exp(-np.logaddexp(np.float32(0), -gate))
+        return x
     _check(x, gate)
     function, (n_tokens, width) = sigmoid_gate_function(), x.shape
     if n_tokens == 1:

@@ -3,8 +3,9 @@
 A *query row* is one token and one query head; the H / G query heads that share key head g and the tokens of a call are
 rows r = t * (H / G) + j of the same program, so that keys are read once for all of them. Worked example, T = 2,
 H = 4, G = 2: program g = 1 has rows 0: token 0 head 2, 1: token 0 head 3, 2: token 1 head 2, 3: token 1 head 3.
-Decoding cuts the visible positions into splits of a fixed length, whose partial results a second launch joins in
-order; results depend on the split length, never on how many programs ran.
+Decoding cuts the visible positions into splits of a fixed length, whose partial results a second launch joins in a
+fixed order; results depend on the split length and the window, never on how many programs ran or which tokens came
+together.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kernels.backend import KVLayer
 from kernels.gpu.kv import KIND_OF, read_tile
 from kernels.gpu.precision import attention_precision, split_dot
 from kernels.gpu.tiling import DECODE_TOKENS, AttentionTile, Device, attention_tile, next_power_of_two
+from kernels.gpu.workspace import Fresh
 
 
 @triton.jit
@@ -45,7 +47,8 @@ def _attention_kernel(
     SPLIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr, D_CHUNKS: tl.constexpr,
     BLOCK_V: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (g, b, s): key head g, query rows b * BLOCK_R.., split s of SPLIT positions; SPLIT = 0: all positions.
+    """Program (g, b, s): key head g, query rows b * BLOCK_R.., one split of SPLIT positions: split s; with a window the
+    one that it touches whose number is s modulo the programs. SPLIT = 0: all positions.
 
     Scores are kept in units of ln 2, so that weights are powers of two.
     """
@@ -61,7 +64,11 @@ def _attention_kernel(
     if window > 0:
         low = tl.maximum(start + first_t - window + 1, 0)
     if SPLIT > 0:
-        low, high = tl.maximum(low, s * SPLIT), tl.minimum(high, s * SPLIT + SPLIT)
+        split = s
+        if window > 0:
+            n_splits = tl.num_programs(2)
+            split = low // SPLIT + (s + n_splits - low // SPLIT % n_splits) % n_splits
+        low, high = tl.maximum(low, split * SPLIT), tl.minimum(high, split * SPLIT + SPLIT)
     first = low
     low = low // BLOCK_L * BLOCK_L  # tiles lie on fixed borders, so that a token's sums do not depend on its neighbours
 
@@ -144,14 +151,22 @@ def _combine_kernel(
     tl.store(out, acc / total, mask=c_mask)
 
 
+def split_count(length: int, window: int, split: int) -> int:
+    """Programs of `split` positions that few tokens within `length` positions need; with a window (0: none) no more
+    than DECODE_TOKENS together can touch, however long the sequence grows.
+    """
+    whole = -(-length // split)
+    return min(whole, (window + DECODE_TOKENS - 3 + split) // split + 1) if window else whole
+
+
 def attention(
     q: torch.Tensor, cache: KVLayer, start: torch.Tensor, length: int, num_heads: int, scale: float, window: int,
-    sinks: torch.Tensor | None, device: Device, tile: AttentionTile | None = None,
+    sinks: torch.Tensor | None, device: Device, memory: Fresh, tile: AttentionTile | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """softmax(scale * q k^T) v for rotated q [T, H * d] at positions start[0]..: fresh float32 [T, H * dv].
+    """softmax(scale * q k^T) v for rotated q [T, H * d] at positions start[0]..: float32 [T, H * dv] in `memory`.
 
-    `start` int32 [1] on the device. `length`: cache positions that the launch covers, at least start + T; more costs
-    programs that find nothing to do, which is how a recorded launch serves growing positions.
+    `start` int32 [1] on the device. `length`: positions that the launch covers, at least start + T; more costs programs
+    that find nothing to do, which is how a recorded launch serves growing positions. With a window it costs none.
     """
     n_kv, n_tokens = cache.k.shape[0], q.shape[0]
     head_dim, per_kv = q.shape[1] // num_heads, num_heads // n_kv
@@ -159,12 +174,13 @@ def attention(
     n_rows = n_tokens * per_kv
     tile = tile or attention_tile(head_dim, n_rows, cache.k.shape[1], device)
     split = tile.split_length if n_tokens <= DECODE_TOKENS else 0
-    n_splits = -(-length // split) if split else 1
-    out = torch.empty((n_tokens, num_heads * value_dim), dtype=torch.float32, device=q.device)
+    n_splits = split_count(length, window, split) if split else 1
+    out = memory.take((n_tokens, num_heads * value_dim))
     rows = n_tokens * num_heads
-    part = torch.empty((rows * n_splits, value_dim), dtype=torch.float32, device=q.device) if split else out
-    part_max = torch.empty(rows * n_splits, dtype=torch.float32, device=q.device) if split else out
-    part_sum = torch.empty_like(part_max) if split else out
+    part, part_max, part_sum = out, out, out
+    if split:
+        part = memory.take((n_tokens, num_heads * n_splits, value_dim))
+        part_max, part_sum = (memory.take((n_tokens, num_heads * n_splits)) for _ in range(2))
     no_sinks = out if sinks is None else sinks
     _attention_kernel[(n_kv, triton.cdiv(n_rows, tile.block_r), n_splits)](
         q, cache.k, cache.v, start, no_sinks, out, part, part_max, part_sum,

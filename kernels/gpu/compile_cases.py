@@ -111,7 +111,8 @@ def _hybrid(b: GpuBackend) -> None:
         b.causal_conv(torch.empty((n_tokens, channels)), torch.empty((4, channels)), torch.empty((3, channels)), True)
     gates, qkv = torch.empty((1, heads)), torch.empty((1, channels))
     b.delta_rule(qkv, gates, gates.clone(), rule, torch.empty((heads, dim, dim)))
-    b.sigmoid_gate(torch.empty((1, HIDDEN)), torch.empty((1, HIDDEN)))
+    for width in (HIDDEN, 1):
+        b.sigmoid_gate(torch.empty((1, HIDDEN)), torch.empty((1, width)))
 
 
 def _typed() -> Iterator[Case]:

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.sigmoid import sigmoid
+from kernels.gpu.workspace import Fresh
 
 BLOCK_T = 16
 
@@ -54,12 +55,14 @@ def _state_kernel(x_ptr, state_ptr, n_tokens, width, stride_x, K: tl.constexpr, 
     _shift_state(x_ptr, state_ptr, n_tokens, width, stride_x, c, c < width, K)
 
 
-def causal_conv(x: torch.Tensor, kernel: torch.Tensor, state: torch.Tensor, silu: bool) -> torch.Tensor:
+def causal_conv(
+    x: torch.Tensor, kernel: torch.Tensor, state: torch.Tensor, silu: bool, memory: Fresh
+) -> torch.Tensor:
     """out[t, c] = sum over j of kernel[j, c] * input[t + j, c], input being `state` [K - 1, C] and behind it x [T, C]:
-    fresh float32 [T, C]. `state` is left with the last K - 1 inputs. `silu`: x * sigmoid(x) of each sum.
+    float32 [T, C] in `memory`. `state` is left with the last K - 1 inputs. `silu`: x * sigmoid(x) of each sum.
     """
     n_tokens, width = x.shape
-    out = torch.empty((n_tokens, width), dtype=torch.float32, device=x.device)
+    out = memory.take((n_tokens, width))
     block, n_blocks = 128, triton.cdiv(width, 128)
     one = n_tokens <= BLOCK_T
     _conv_kernel[(n_blocks, triton.cdiv(n_tokens, BLOCK_T))](

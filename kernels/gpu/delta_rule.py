@@ -12,6 +12,7 @@ import triton.language as tl
 from kernels.delta_rule import DELTA_NORM_EPS, DeltaRule
 from kernels.gpu.sigmoid import sigmoid
 from kernels.gpu.tiling import Device, next_power_of_two
+from kernels.gpu.workspace import Fresh
 
 
 @triton.jit
@@ -53,11 +54,12 @@ def _delta_kernel(
 
 
 def delta_rule(
-    qkv: torch.Tensor, beta: torch.Tensor, alpha: torch.Tensor, rule: DeltaRule, state: torch.Tensor, device: Device
-) -> torch.Tensor:
-    """What `Backend.delta_rule` says: fresh float32 [T, H * dv]; mutates `state` float32 [H, dk, dv]."""
+    qkv: torch.Tensor, beta: torch.Tensor, alpha: torch.Tensor, rule: DeltaRule, state: torch.Tensor, device: Device,
+    memory: Fresh,
+) -> torch.Tensor:  # fmt: skip
+    """What `Backend.delta_rule` says: float32 [T, H * dv] in `memory`; mutates `state` float32 [H, dk, dv]."""
     n_tokens = qkv.shape[0]
-    out = torch.empty((n_tokens, rule.num_heads * rule.value_dim), dtype=torch.float32, device=qkv.device)
+    out = memory.take((n_tokens, rule.num_heads * rule.value_dim))
     block_v = next_power_of_two(rule.value_dim) if device.interpreted else min(next_power_of_two(rule.value_dim), 32)
     _delta_kernel[(rule.num_heads, triton.cdiv(rule.value_dim, block_v))](
         qkv, beta, alpha, rule.decay, rule.dt_bias, state, out, n_tokens, rule.num_key_heads, rule.num_heads,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from kernels.backend import ExpertGroups, ExpertTable, GatedUnit, Weight
 from kernels.gpu.expert_calls import DeviceGroups, DeviceTable, Upload, device_table, upload_groups
@@ -15,6 +16,7 @@ class DenseTables:
         self._upload = upload
         self._tables: dict[tuple[object, ...], DeviceTable] = {}
         self._groups: dict[int, DeviceGroups] = {}
+        self._all: torch.Tensor | None = None
 
     def of(self, gate: Weight, up: Weight, unit: GatedUnit) -> DeviceTable:
         """The table whose one expert is `gate` and `up`; its down is never read."""
@@ -27,6 +29,12 @@ class DenseTables:
             table = ExpertTable(places[0], places[1], places[2], types[0], types[1], types[2], *sizes, unit)
             self._tables[key] = device_table(table, self._upload)
         return self._tables[key]
+
+    def all_groups(self) -> torch.Tensor:
+        """int32 [1] on the device: the list of the one group."""
+        if self._all is None:
+            self._all = self._upload(np.zeros(1, np.int32))
+        return self._all
 
     def groups(self, n_tokens: int) -> DeviceGroups:
         """All tokens to that expert."""

@@ -9,6 +9,7 @@ import triton.language as tl
 from kernels.backend import Weight
 from kernels.gpu.blocks import column, lane_weight, load_lanes
 from kernels.gpu.tiling import SLOTS, Device, lanes_of
+from kernels.gpu.workspace import Fresh
 from kernels.quant_types import row_bytes
 
 
@@ -26,10 +27,10 @@ def _embed_kernel(
         tl.store(out_ptr + t * n_cols + column(i, slot, TYPE), lane_weight(lanes, slot, TYPE), mask=mask)
 
 
-def embed(table: Weight, token_ids: torch.Tensor, device: Device) -> torch.Tensor:
-    """Rows `token_ids` int64 [T] of `table`: fresh float32 [T, D]. Ids are not checked here."""
+def embed(table: Weight, token_ids: torch.Tensor, device: Device, memory: Fresh) -> torch.Tensor:
+    """Rows `token_ids` int64 [T] of `table`: float32 [T, D] in `memory`. Ids are not checked here."""
     n_lanes = lanes_of(table.quant_type, table.n_cols)
-    out = torch.empty((token_ids.shape[0], table.n_cols), dtype=torch.float32, device=token_ids.device)
+    out = memory.take((token_ids.shape[0], table.n_cols))
     block = 1024 if device.interpreted else 256
     _embed_kernel[(token_ids.shape[0], triton.cdiv(n_lanes, block))](
         table.data, token_ids, out, n_lanes, table.n_cols, row_bytes(table.quant_type, table.n_cols),

@@ -46,15 +46,19 @@ class EmulatedEvent:
 
 
 class EmulatedGraph:
-    """Replays by doing the work again."""
+    """Replays the steps that were recorded, see `kernels.gpu.emulated_graph`."""
 
-    def __init__(self, calls: EmulatedCalls, work: Callable[[], None]) -> None:
+    def __init__(self, calls: EmulatedCalls, steps: Sequence[Callable[[], object]]) -> None:
         self._calls = calls
-        self._work = work
+        self._steps = steps
 
     def replay(self) -> None:
         self._calls.counts["graph replays"] += 1
-        self._calls.run(self._work, name="graph")
+        self._calls.run(self._do, name="graph")
+
+    def _do(self) -> None:
+        for step in self._steps:
+            step()
 
 
 class EmulatedCalls:
@@ -192,8 +196,12 @@ class EmulatedCalls:
         return (self._device_bytes - self.device_bytes_used if told is None else told), self._device_bytes
 
     def capture(self, work: Callable[[], None]) -> EmulatedGraph:
+        """Only of work on torch tensors and interpreted kernels."""
+        from kernels.gpu.emulated_graph import record
+
         self.counts["captures"] += 1
-        return EmulatedGraph(self, work)
+        self._run_until(self.compute.index, self.compute.enqueued)
+        return EmulatedGraph(self, record(work))
 
     def drain(self) -> None:
         """Let everything complete."""

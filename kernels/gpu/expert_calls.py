@@ -46,6 +46,12 @@ def upload_groups(groups: ExpertGroups, upload: Upload) -> DeviceGroups:
     return DeviceGroups(groups, ids, offsets, tokens, pairs.view(groups.pair_of.shape))
 
 
+def one_token(groups: ExpertGroups, expert_ids: torch.Tensor, once: Upload) -> DeviceGroups:
+    """Those of one token, whose `expert_ids` int32 [K] are on the device: the rest is the same for every token."""
+    offsets, tokens, pairs = (once(part) for part in (groups.offsets, groups.token_ids, groups.pair_of))
+    return DeviceGroups(groups, expert_ids, offsets, tokens, pairs)
+
+
 @dataclass(slots=True)
 class DeviceTable:
     """Addresses int64 [E] of gate, up and down and their type ids uint8 [E] on the device; `gate_up_types` and

@@ -16,6 +16,7 @@ from kernels.gpu.dots import matrix_row, row_dots
 from kernels.gpu.expert_calls import DeviceGroups, DeviceTable
 from kernels.gpu.gated_unit import join, unit_arguments
 from kernels.gpu.tiling import SLOTS, Device, lanes_of, row_tile
+from kernels.gpu.workspace import Fresh
 from kernels.quant_types import row_bytes
 
 
@@ -173,10 +174,10 @@ def down(
         )  # fmt: skip
 
 
-def combine(d: torch.Tensor, groups: DeviceGroups, topk_weights: torch.Tensor) -> torch.Tensor:
-    """Sum over ranks 0, 1, .. of topk_weights[t, k] * d[pair_of[t, k]]: fresh float32 [T, D]."""
+def combine(d: torch.Tensor, groups: DeviceGroups, topk_weights: torch.Tensor, memory: Fresh) -> torch.Tensor:
+    """Sum over ranks 0, 1, .. of topk_weights[t, k] * d[pair_of[t, k]]: float32 [T, D] in `memory`."""
     n_tokens, n_cols = groups.n_tokens, d.shape[1]
-    out = torch.empty((n_tokens, n_cols), dtype=torch.float32, device=d.device)
+    out = memory.take((n_tokens, n_cols))
     block = 1024
     _combine_kernel[(n_tokens, triton.cdiv(n_cols, block))](
         d, groups.pair_of, topk_weights, out, n_cols, d.stride(0),
@@ -186,16 +187,16 @@ def combine(d: torch.Tensor, groups: DeviceGroups, topk_weights: torch.Tensor) -
 
 
 def down_combine(
-    h: torch.Tensor, made: DeviceTable, groups: DeviceGroups, topk_weights: torch.Tensor, device: Device
+    h: torch.Tensor, made: DeviceTable, groups: DeviceGroups, topk_weights: torch.Tensor, device: Device, memory: Fresh
 ) -> torch.Tensor:
-    """`down` of all groups and `combine` in one launch, for one token and one type of down: fresh float32 [1, D], the
-    same bits. Raises ValueError for more tokens or types.
+    """`down` of all groups and `combine` in one launch, for one token and one type of down: float32 [1, D] in `memory`,
+    the same bits. Raises ValueError for more tokens or types.
     """
     table, biases = made.table, made.table.biases
     if groups.n_tokens != 1 or len(made.down_types) != 1:
         raise ValueError(f"{groups.n_tokens} tokens and {len(made.down_types)} types of down in one launch")
     (quant_type,) = made.down_types
-    out = torch.empty((1, table.hidden_size), dtype=torch.float32, device=h.device)
+    out = memory.take((1, table.hidden_size))
     tile = row_tile(quant_type, table.hidden_size, table.intermediate_size, 1, device)
     _down_combine_kernel[(triton.cdiv(table.hidden_size, tile.block_n),)](
         h, made.down, h if biases is None else biases.down, groups.expert_ids, topk_weights, out,

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from kernels.gpu.norm import MAX_BLOCK
 from kernels.gpu.tiling import Device, next_power_of_two
+from kernels.gpu.workspace import Fresh
 
 
 @triton.jit
@@ -34,12 +35,14 @@ def _layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, out_ptr, width, stride_x, ep
 
 
 def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, device: Device
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, device: Device, memory: Fresh
 ) -> torch.Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the rows of float32 x [T, D]: fresh."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the rows of float32 x [T, D]: float32 [T, D] in
+    `memory`.
+    """
     if not x.shape[1] == weight.shape[0] == bias.shape[0]:
         raise ValueError(f"a norm weight of {weight.shape[0]} and a bias of {bias.shape[0]} over rows of {x.shape[1]}")
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out = memory.take((x.shape[0], x.shape[1]))
     width = x.shape[1]
     block = next_power_of_two(width) if device.interpreted else min(next_power_of_two(width), MAX_BLOCK)
     _layer_norm_kernel[(x.shape[0],)](

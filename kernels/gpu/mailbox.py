@@ -14,7 +14,7 @@ _ALIGNMENT = 64
 
 
 class Mailbox:
-    """Answers are fresh host arrays. A device "cpu" gives views of the tensors' own memory."""
+    """Answers are fresh host arrays."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -24,7 +24,7 @@ class Mailbox:
     def fetch(self, tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
         """Their values behind all work given to the current stream so far."""
         if self._event is None:
-            return [np.asarray(tensor.numpy()) for tensor in tensors]
+            return [tensor.numpy().copy() for tensor in tensors]
         sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
         if sum(sizes) > self._buffer.numel():
             self._buffer = torch.empty(2 * sum(sizes), dtype=torch.uint8, pin_memory=True)

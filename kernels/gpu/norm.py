@@ -8,6 +8,7 @@ import triton.language as tl
 
 from kernels.gpu.sigmoid import sigmoid
 from kernels.gpu.tiling import Device, next_power_of_two
+from kernels.gpu.workspace import Fresh
 
 MAX_BLOCK = 4096
 """Elements that a program holds at once; longer rows are walked twice, the second time from cache."""
@@ -52,11 +53,11 @@ def _launch(
     )  # fmt: skip
 
 
-def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, device: Device) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the rows of float32 x [T, D]: fresh."""
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, device: Device, memory: Fresh) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the rows of float32 x [T, D]: float32 [T, D] in `memory`."""
     if x.shape[1] != weight.shape[0]:
         raise ValueError(f"a norm weight of {weight.shape[0]} over rows of {x.shape[1]}")
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out = memory.take((x.shape[0], x.shape[1]))
     _launch(x, None, weight, out, eps, device)
     return out
 

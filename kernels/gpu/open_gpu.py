@@ -8,6 +8,7 @@ import torch
 
 from kernels.backend import Backend
 from kernels.gpu.device_calls import DeviceCalls, DeviceMemoryError
+from kernels.gpu.toolchain import launch_fault
 
 _FIRST_WITH_TF32 = 80  # compute capability 8.0
 
@@ -24,12 +25,12 @@ class OpenGpu:
 
 
 def absence() -> str | None:
-    """Why torch cannot compute on a GPU here, with what to do about it; None when it can."""
+    """Why torch or triton cannot compute on a GPU here, with what to do about it; None when they can."""
     if torch.version.cuda is None and torch.version.hip is None:
         return f"this torch ({torch.__version__}) is built without CUDA; install a CUDA build, see pytorch.org"
     if not torch.cuda.is_available():
         return "torch finds no usable GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
-    return None
+    return launch_fault()
 
 
 def open_gpu() -> OpenGpu:

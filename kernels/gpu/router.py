@@ -13,6 +13,7 @@ import triton.language as tl
 
 from kernels.gpu.sigmoid import sigmoid
 from kernels.gpu.tiling import next_power_of_two
+from kernels.gpu.workspace import Fresh
 from kernels.router_spec import RouterSpec
 
 GATINGS = {"softmax": 0, "sigmoid": 1, "softmax_topk": 2}
@@ -98,17 +99,16 @@ def _router_kernel(
 
 
 def route(
-    router_logits: torch.Tensor, spec: RouterSpec, selection_bias: torch.Tensor | None
+    router_logits: torch.Tensor, spec: RouterSpec, selection_bias: torch.Tensor | None, memory: Fresh
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(topk_ids int32 [T, K], topk_weights float32 [T, K]) on the device; ids of -1 for a token with a NaN logit.
+    """(topk_ids int32 [T, K], topk_weights float32 [T, K]) in `memory`; ids of -1 for a token with a NaN logit.
 
     Raises ValueError for an unknown gating.
     """
     if spec.gating not in GATINGS:
         raise ValueError(f"router gating {spec.gating!r}; there are {', '.join(GATINGS)}")
-    shape, device = (router_logits.shape[0], spec.num_experts_per_tok), router_logits.device
-    ids = torch.empty(shape, dtype=torch.int32, device=device)
-    weights = torch.empty(shape, dtype=torch.float32, device=device)
+    shape = router_logits.shape[0], spec.num_experts_per_tok
+    ids, weights = memory.take(shape, torch.int32), memory.take(shape)
     _router_kernel[(shape[0],)](
         router_logits, weights if selection_bias is None else selection_bias, ids, weights, spec.num_experts,
         spec.scale, router_logits.stride(0),

@@ -124,6 +124,8 @@ def matmul_tile(quant_type: QuantType, n_rows: int, n_tokens: int, device: Devic
     block_m = 16 if n_tokens <= 16 else 32 if n_tokens <= 32 or two else 64
     # Wider steps hold so many words and scales at once that Q6_K spills on sm_80 (255 registers at 32 lanes).
     block_w = 16 if SLOTS[quant_type] > 2 else 32
+    if device.arch == "sm_89" and quant_type in (QuantType.Q5_K, QuantType.IQ4_NL):
+        block_w = 8  # at 16 ptxas spills 16 bytes there (255 and 168 registers), though on no other architecture
     return MatmulTile(block_m, 64, block_w, 4, 1)
 
 
@@ -137,5 +139,6 @@ def attention_tile(head_dim: int, n_rows: int, capacity: int, device: Device) ->
     if device.interpreted:
         return AttentionTile(max(16, min(next_power_of_two(n_rows), 64)), 128, block_d, split_length, 1, 1)
     if head_dim > 256:  # latent attention: 512 output columns stay in registers, which leaves few for keys
-        return AttentionTile(16, 16, 64, split_length, 8, 1)
+        # Many rows: 64 components at once spill 16 bytes on sm_80 and 28 on sm_100.
+        return AttentionTile(16, 16, 64 if n_rows <= 16 else 32, split_length, 8, 1)
     return AttentionTile(16 if n_rows <= 16 else 32, 32, block_d, split_length, 4, 1)

@@ -43,14 +43,16 @@ def choose_gpu(
 
 def check_device_flags(options: RunOptions, on_gpu: bool, notify: Callable[[str], None] | None) -> None:
     """Flags that say something about a GPU only: refused where none was wanted, noted where none was found."""
-    about_gpus = {"--vram": options.vram is not None, "--miss": options.miss != "copy"}
+    about_gpus = {"--vram": options.vram is not None, f"--miss {options.miss}": options.miss != "copy"}
     given = [flag for flag, is_set in about_gpus.items() if is_set]
     if on_gpu or not given:
         return
     if options.device == "cpu":
         raise UsageError(f"{given[0]} is about a GPU and --device is cpu; leave one of the two out")
-    if notify is not None:
-        notify(f"{' and '.join(given)}: no GPU here, so this has no effect; --ram is the ceiling on the CPU")
+    for flag in given:
+        why = "--ram bounds a run on the CPU" if flag == "--vram" else "the CPU computes every expert itself"
+        if notify is not None:
+            notify(f"{flag} has no effect: no GPU is used here, and {why}")
 
 
 def _driver_is_here() -> bool:

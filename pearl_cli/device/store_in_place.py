@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from kernels.gpu.device_calls import DeviceCalls
 from models.gguf_files import MemoryFiles
+from pearl_cli.device.host_slots import HostPlan
 from pearl_cli.device.host_store import LOCK_SHARE, lock
-from pearl_cli.device.host_tier import HostPlan
 from pearl_cli.memory_plan import MIB
 from pearl_cli.residency.slot_plan import full_bytes, plan_slots
 

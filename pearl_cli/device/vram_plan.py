@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from kernels.gpu.device_calls import DeviceCalls
 from models.errors import MemoryPlanError
+from pearl_cli.device.host_slots import HostPlan
 from pearl_cli.device.host_store import LOCK_SHARE
-from pearl_cli.device.host_tier import HostPlan
 from pearl_cli.memory_plan import MIB, FixedNeeds, MemoryPlan, plan_memory, typed
 from pearl_cli.residency.slot_plan import floor_bytes, full_bytes, plan_slots
 from pearl_cli.residency.uneven_split import Split

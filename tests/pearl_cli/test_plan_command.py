@@ -41,4 +41,4 @@ def test_table_names_every_part(tiny_path, capsys):
 def test_a_gpu_flag_where_no_gpu_is_leaves_a_note(tiny_path, capsys, monkeypatch):
     monkeypatch.setattr("pearl_cli.device.choose_gpu.DRIVER_FILES", ())
     assert main(["plan", str(tiny_path), "--vram", "1GiB"]) == 0
-    assert "--vram: no GPU here, so this has no effect" in capsys.readouterr().err
+    assert "--vram has no effect: no GPU is used here" in capsys.readouterr().err

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from kernels.gpu import compile_ahead
+from kernels.gpu import compile_ahead, compile_matrix
 from kernels.gpu.compile_ahead import DEVICES, compiled_for
 from kernels.gpu.compile_cases import CASES
-from kernels.gpu.compile_matrix import MAX_SHARED_BYTES, covering, everything, faults, markdown
+from kernels.gpu.compile_matrix import MAX_SHARED_BYTES, everything, faults, markdown, sample
 from kernels.gpu.tiling import SLOTS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -60,11 +61,11 @@ def test_what_is_over_a_limit_is_found(change: dict[str, object], found: list[st
     assert faults({**ROW, **change}) == found
 
 
-def test_the_covering_subset_covers() -> None:
-    works = covering()
-    assert {i for _, i in works} == set(range(len(CASES)))
-    assert {(arch, CASES[i].op) for arch, i in works} == {(a, c.op) for a in DEVICES for c in CASES}
-    assert len(works) < len(everything()) / 3
+def test_what_there_is_to_compile() -> None:
+    """Every case on every architecture, and in the sample every op and every architecture."""
+    assert set(everything()) == {(arch, i) for arch in DEVICES for i in range(len(CASES))}
+    assert sorted(CASES[i].op for _, i in sample()) == sorted({case.op for case in CASES})
+    assert {arch for arch, _ in sample()} == set(DEVICES)
     typed = {case.op for case in CASES if case.variant in {t.name for t in SLOTS}}
     assert len(typed) == 7  # linear and experts for 1, 8 and many tokens, and the embedding
     for op in typed:
@@ -82,14 +83,37 @@ def test_the_table_has_the_largest_figures_of_each_kernel() -> None:
     assert table.splitlines()[-1] == "| linear_kernel | linear | 128 / 0 / 4096 | - | - | - | - |"
 
 
-def test_every_kernel_compiles_within_the_limits() -> None:
+def compile_for_absent_gpus(*flags: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own, since Triton interprets in this one."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    jobs = str(min(len(os.sched_getaffinity(0)), 8))
-    command = [sys.executable, "-m", "kernels.gpu.compile_matrix", "--cover", "--json", "--jobs", jobs]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    command = [sys.executable, "-m", "kernels.gpu.compile_matrix", *flags]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+
+
+def test_every_op_compiles_within_the_limits() -> None:
+    """The sample; `.ci/run` compiles every case for every architecture."""
+    done = compile_for_absent_gpus("--sample", "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert {row["arch"] for row in rows} == set(DEVICES)
     assert len({row["kernel"] for row in rows}) >= 15
     assert all(row["registers"] > 0 for row in rows)
+    assert re.fullmatch(
+        rf"{len(rows)} kernels compiled for {', '.join(DEVICES)} in \d+ s, 0 over the limits", done.stderr.strip()
+    )
+
+
+def test_what_is_over_a_limit_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for row, code in ((ROW, 0), ({**ROW, "spill_bytes": 4}, 1)):
+        monkeypatch.setattr(compile_matrix, "compile_all", lambda works, jobs, row=row: [row])
+        assert compile_matrix.main(["--brief"]) == code
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("sm_80 linear Q4_K _linear_kernel: spill_bytes 4\n1 kernels" if code else "1 kernels")
+
+
+def test_ci_compiles_everything_and_fails_with_it() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "-m kernels.gpu.compile_matrix --brief" in script

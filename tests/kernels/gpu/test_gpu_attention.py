@@ -8,7 +8,7 @@ import torch
 
 from kernels.backend import KVLayer, RopeTable
 from kernels.gpu import attention as attention_module
-from kernels.gpu.attention import attention
+from kernels.gpu.attention import attention, split_count
 from kernels.gpu.backend import GpuBackend
 from kernels.gpu.precision import rounded
 from kernels.gpu.tiling import INTERPRETER, AttentionTile
@@ -81,7 +81,7 @@ def test_latent_attention_in_chunks_of_the_head(gpu: GpuBackend) -> None:
     cache, same = filled(50, (160, 96), ("f16", "f16"), 64)
     q, start = queries(1, 6 * 160), torch.tensor([49], dtype=torch.int32)
     tile = AttentionTile(16, 16, 64, 32, 1, 1)
-    found = attention(torch.from_numpy(q), cache, start, 50, 6, 0.17, 0, None, INTERPRETER, tile)
+    found = attention(torch.from_numpy(q), cache, start, 50, 6, 0.17, 0, None, INTERPRETER, gpu.memory, tile)
     assert_close(found, attention_ref(q, same, 49, 6, 0.17))
 
 
@@ -89,7 +89,27 @@ def test_covering_more_positions_than_there_are_changes_no_bit(gpu: GpuBackend) 
     cache, _ = filled(300, (32, 32), ("f16", "f16"), 2048)
     q = torch.from_numpy(queries(1, 2 * 32))
     plain = gpu.attention(q, cache, 299, 2, 0.17)
-    np.testing.assert_array_equal(gpu.attention(q, cache, 299, 2, 0.17, length=2048).numpy(), plain.numpy())
+    np.testing.assert_array_equal(gpu.recording(2048).attention(q, cache, 299, 2, 0.17).numpy(), plain.numpy())
+
+
+@pytest.mark.parametrize("start", [3, 100, 163, 200, 491])
+def test_a_window_takes_the_same_programs_at_every_position(gpu: GpuBackend, start: int) -> None:
+    """Splits of 32 positions in a ring, of which a window of 100 touches five at most; tokens together or alone."""
+    tile, n_tokens = AttentionTile(16, 16, 32, 32, 1, 1), 5
+    assert [split_count(length, 100, 32) for length in (32, 130, 1 << 20)] == [1, 5, 5]
+    cache, same = filled(start + n_tokens, (32, 32), ("f16", "f16"), 112, ring=True)
+    q = torch.from_numpy(queries(n_tokens, 2 * 32))
+
+    def found(first: int, n: int, covered: int) -> torch.Tensor:
+        at = torch.tensor([start + first], dtype=torch.int32)
+        rows = q[first : first + n]
+        return attention(rows, cache, at, covered, 2, 0.17, 100, None, INTERPRETER, gpu.memory, tile).clone()
+
+    together = found(0, n_tokens, start + n_tokens)
+    assert_close(together, attention_ref(q.numpy(), same, start, 2, 0.17, 100))
+    for t in range(n_tokens):
+        for covered in (start + t + 1, 1 << 20):
+            np.testing.assert_array_equal(found(t, 1, covered)[0].numpy(), together[t].numpy())
 
 
 def test_query_rows_may_lie_apart_and_do_not_depend_on_each_other(gpu: GpuBackend) -> None:

@@ -13,19 +13,24 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+from triton.runtime.interpreter import GridExecutor
 
 from kernels.gpu.backend import GpuBackend
-from kernels.gpu.emulated_calls import EmulatedCalls
+from kernels.gpu.emulated_calls import EmulatedCalls, EmulatedGraph
 from kernels.gpu.open_gpu import OpenGpu
 from models.gguf import GGUFModel
-from pearl_cli.device import choose_gpu
+from pearl_cli.device import choose_gpu, open_device
 from pearl_cli.device.device_fields import device_fields
+from pearl_cli.device.vram_plan import HOST_WORKSPACE_BYTES
+from pearl_cli.memory_plan import MIB, FixedNeeds
 from pearl_cli.open_engine import open_engine
 from pearl_cli.open_model import open_model
 from pearl_cli.options import RunOptions
@@ -36,26 +41,63 @@ from tests.tiny_gguf import tiny_moe, write_gguf
 
 OPTIONS = RunOptions(ctx_size=32, evict="lru", predictor="none", no_profile=True, seed=1)
 PROMPT, N_NEW = [5, 9], 3
+LONGER = [5, 9, 31, 17, 4, 60, 2, 44, 9, 30]  # of many tokens at once, which want nearly every expert
 
 
 class TorchOps(TorchDispatchMode):
-    """Counts torch's own operations by name; those of kernels are not among them."""
+    """Counts torch's own operations by name, and how many made new memory: not those of interpreted kernels, and not
+    those of a replay, which on a device makes none.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.allocations = 0
+        self._hidden = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if not self._hidden:
+            self.counts[func.overloadpacket.__name__] += 1
+            self.allocations += bool(_memory(out) - _memory((args, kwargs)))
+        return out
+
+    def __enter__(self) -> Any:
+        self._patches = [self._hide(GridExecutor, "__call__"), self._hide(EmulatedGraph, "_do")]
+        for patch in self._patches:
+            patch.start()
+        return super().__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        for patch in self._patches:
+            patch.stop()
+
+    def _hide(self, owner: type, name: str) -> Any:
+        real = getattr(owner, name)
+
+        def hidden(*args: Any, **kwargs: Any) -> Any:
+            self._hidden += 1
+            try:
+                return real(*args, **kwargs)
+            finally:
+                self._hidden -= 1
+
+        return mock.patch.object(owner, name, hidden)
 
 
-def emulate(seed: int, **limits: Any) -> EmulatedCalls:
-    """From now on `--device cuda` finds an emulated GPU of this seed."""
-    calls = EmulatedCalls(seed, as_array=torch.from_numpy, **limits)
+def _memory(tree: Any) -> set[int]:
+    """Where the tensors of a call lie."""
+    leaves = tree_flatten(tree)[0]
+    return {leaf.untyped_storage().data_ptr() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.numel()}
+
+
+def emulate(seed: int, **limits: Any) -> OpenGpu:
+    """From now on `--device cuda` finds this emulated GPU of this seed."""
+    gpu = OpenGpu(EmulatedCalls(seed, as_array=torch.from_numpy, **limits), GpuBackend(), "emulated")
     choose_gpu._absence = lambda: None
-    choose_gpu._open = lambda: OpenGpu(calls, GpuBackend(), "emulated")
-    return calls
+    choose_gpu._open = lambda: gpu
+    return gpu
 
 
 def run(
@@ -66,26 +108,34 @@ def run(
     n_new: int = N_NEW,
     **limits: Any,
 ) -> dict[str, Any]:
-    calls = emulate(seed, **limits)
+    gpu = emulate(seed, **limits)
+    calls = gpu.calls
     notes: list[str] = []
     with open_engine(model, options, notify=notes.append) as opened:
         logits = [opened.engine.prefill(prompt)]
         before = calls.counts.copy()
-        stats, torch_ops = TokenStats(), []
+        stats, torch_ops, allocations, uploads = TokenStats(), [], [], []
         for _ in range(n_new):
+            sent = gpu.backend.staging.uploads
             with TorchOps() as ops:
                 logits.append(opened.engine.decode_step(int(logits[-1].argmax())))
             torch_ops.append(dict(ops.counts))
+            allocations.append(ops.allocations)
+            uploads.append(gpu.backend.staging.uploads - sent)
             stats += opened.controller.last_call
         return {
             "device": opened.device,
             "kept": sum(opened.plan.slots.capacities),
+            "vram_needs": opened.plan.needs.total_bytes,
+            "expert_bytes": opened.plan.expert_slot_bytes_total,
             "logits": np.array(logits, np.float64).tolist(),
             "misses": stats.misses,
             "hits": stats.hits,
             "prefetch_bytes": stats.prefetch_bytes,
             "decode_counts": dict(calls.counts - before),
             "torch_ops": torch_ops,
+            "allocations": allocations,
+            "uploads": uploads,
             "notes": notes,
             "fields": device_fields(opened.controller, opened.device, opened.plan),
         }
@@ -112,7 +162,24 @@ def tiny_cases(folder: Path) -> dict[str, Any]:
     cases["psr cpu"] = run(path, replace(psr, device="cpu"))
     cases["psr"] = run(path, psr, seed=6)
     cases["psr again"] = run(path, psr, seed=7)
+    cases["whole, longer"] = run(path, cuda, prompt=LONGER)
+    cases |= three_tiers(path, cuda, cases["whole"])
     return cases
+
+
+def three_tiers(path: Path, cuda: RunOptions, whole: dict[str, Any]) -> dict[str, Any]:
+    """Both ceilings at once: room for a third of the experts on the device and for half of them in host memory. The
+    plan is told a process of a fixed size, because the tiny model is smaller than what the real one's varies by.
+    """
+    experts, process = whole["expert_bytes"], 100 * MIB
+    host = FixedNeeds(process, 0, 0, HOST_WORKSPACE_BYTES, 0).total_bytes
+    options = replace(
+        cuda, vram=Size(whole["vram_needs"] + experts // 3), ram=Size(host + experts // 2), io_threads=2
+    )
+    with mock.patch.object(open_device, "rss_bytes", return_value=process):
+        steered = replace(options, predictor="next-gate")
+        cases = {f"tiers {seed}": run(path, options, seed=seed, prompt=LONGER) for seed in range(10, 14)}
+        return {**cases, "tiers fetching": run(path, steered, seed=14, prompt=LONGER)}
 
 
 def demo_cases() -> dict[str, Any]:

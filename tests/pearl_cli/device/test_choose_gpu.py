@@ -99,7 +99,32 @@ def test_why_this_torch_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_gpu.torch.cuda, "is_available", lambda: False)
     assert "CUDA_VISIBLE_DEVICES" in str(open_gpu.absence())
     monkeypatch.setattr(open_gpu.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(open_gpu, "launch_fault", lambda: "no C compiler")
+    assert open_gpu.absence() == "no C compiler"
+    monkeypatch.setattr(open_gpu, "launch_fault", lambda: None)
     assert open_gpu.absence() is None
+
+
+def test_why_triton_cannot_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what to install; nvcc is none of it."""
+    from kernels.gpu import toolchain
+
+    header = tmp_path / "Python.h"
+    assert "install gcc or clang, or set CC" in toolchain.explain(RuntimeError("a"), None, header)
+    assert "python3-dev" in toolchain.explain(RuntimeError("a"), "/usr/bin/gcc", header)
+    header.touch()
+    assert "(libcuda cannot be found)" in toolchain.explain(
+        AssertionError("libcuda cannot be found\nmore"), "/usr/bin/gcc", header
+    )
+
+    def fails() -> int:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(toolchain, "driver", SimpleNamespace(active=SimpleNamespace(get_current_device=fails)))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert "finds no C compiler" in str(toolchain.launch_fault())
+    monkeypatch.setattr(toolchain, "driver", SimpleNamespace(active=SimpleNamespace(get_current_device=lambda: 0)))
+    assert toolchain.launch_fault() is None
 
 
 def test_flags_about_a_gpu_without_one() -> None:
@@ -108,6 +133,9 @@ def test_flags_about_a_gpu_without_one() -> None:
     check_device_flags(options, True, notes.append)
     assert notes == []
     check_device_flags(options, False, notes.append)
-    assert notes == ["--vram and --miss: no GPU here, so this has no effect; --ram is the ceiling on the CPU"]
-    with pytest.raises(UsageError, match="--miss is about a GPU and --device is cpu"):
+    assert notes == [
+        "--vram has no effect: no GPU is used here, and --ram bounds a run on the CPU",
+        "--miss auto has no effect: no GPU is used here, and the CPU computes every expert itself",
+    ]
+    with pytest.raises(UsageError, match="--miss cpu is about a GPU and --device is cpu"):
         check_device_flags(RunOptions(device="cpu", miss="cpu"), False, notes.append)

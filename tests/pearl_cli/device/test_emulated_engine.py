@@ -119,6 +119,33 @@ def test_few_launches_a_layer_and_none_that_waits(cases: dict[str, Any]) -> None
     assert cases["whole"]["decode_counts"]["launch experts"] == N_LAYERS * N_NEW
 
 
+@pytest.mark.parametrize("name", ["tiers 10", "tiers 11", "tiers 12", "tiers 13", "tiers fetching"])
+def test_disk_host_memory_and_device_under_two_ceilings(cases: dict[str, Any], name: str) -> None:
+    """The race checker watches; what the two tiers lack comes from disk, again and again, and no bit knows."""
+    case = cases[name]
+    whole, on_device, in_host = case["expert_bytes"], case["fields"]["vram_bytes"] - case["vram_needs"], case["fields"]
+    assert 0 < on_device <= whole / 3
+    assert 0 < in_host["host_expert_bytes"] <= whole / 2
+    assert in_host["host_pinned"] == "yes"
+    assert in_host["disk_bytes"] > in_host["host_expert_bytes"]
+    assert case["misses"] > 0
+    np.testing.assert_array_equal(logits(case), logits(cases["whole, longer"]))
+
+
+def test_a_token_allocates_nothing(cases: dict[str, Any]) -> None:
+    """The first token of a length is launched op by op, the second is recorded; from then on all memory is there, and
+    what goes to the device is the token's id. Of lists of experts that were never seen each goes once, and steered
+    choices are the host's.
+    """
+    for name in ("whole", "15%", "30%", "fetching", "store", "psr"):
+        first, _, *later = cases[name]["allocations"]
+        assert first > 0, name  # it counts
+        assert set(later) == {0}, name
+        fewest = 1 if name != "psr" else 1 + 2 * N_LAYERS
+        assert fewest <= cases[name]["uploads"][-1] <= fewest + 5 * N_LAYERS, name
+    assert cases["whole"]["uploads"][-1] == 1
+
+
 def test_no_value_is_asked_of_the_device_one_by_one(cases: dict[str, Any]) -> None:
     """No `.item()`, which would wait for the device; and tokens that are replayed cost the same every time."""
     for name in ("whole", "15%"):

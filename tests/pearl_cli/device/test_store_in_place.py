@@ -12,7 +12,7 @@ import pytest
 from kernels.gpu.device_calls import DeviceMemory, Region
 from kernels.gpu.emulated_calls import EmulatedCalls, EmulatedStream
 from kernels.gpu.race_checker import RaceError
-from pearl_cli.device import host_tier
+from pearl_cli.device import host_slots
 from pearl_cli.device.copy_queue import CopyQueue
 from pearl_cli.device.host_tier import HostTier
 from pearl_cli.device.miss_rule import MissRule
@@ -69,7 +69,7 @@ def test_copies_start_from_the_store(
     def no_slots(classes: Sequence[tuple[int, int]]) -> SlotArena:
         raise AssertionError("slots in host memory")
 
-    monkeypatch.setattr(host_tier, "SlotArena", no_slots)
+    monkeypatch.setattr(host_slots, "SlotArena", no_slots)
     store = FakeStore(tmp_path / "experts", layout=layout)
     calls, files, notes = Watched(seed), MemoryFile(store.path), []
     with device_controller(

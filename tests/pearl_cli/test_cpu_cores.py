@@ -8,13 +8,17 @@ import sys
 from pathlib import Path
 
 import click
+import numba
 import pytest
 
 import pearl_cli
+from kernels.cpu import parallel
 from models.errors import UsageError
 from pearl_cli.cpu_core_options import CoreMask, CoreRange
 from pearl_cli.cpu_cores import bound_threads, on_cores
+from pearl_cli.open_engine import open_engine
 from pearl_cli.options import RunOptions
+from tests.tiny_gguf import tiny_moe
 
 LINUX = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
 
@@ -63,3 +67,15 @@ def test_a_strict_run_says_what_a_free_one_says() -> None:
         answers.append(done.stdout)
     assert answers[0].strip()
     assert answers == [answers[0]] * 3
+
+
+def test_an_engine_computes_with_as_many_threads_as_asked_for(tmp_path: Path) -> None:
+    before = parallel.num_threads()
+    try:
+        for threads in sorted({1, parallel.max_threads()}):
+            path = tiny_moe().write(tmp_path / f"tiny-{threads}.gguf")
+            with open_engine(path, RunOptions(threads=threads, ctx_size=32)) as opened:
+                opened.engine.prefill([1, 2, 3])
+                assert (opened.threads, parallel.num_threads(), numba.get_num_threads()) == (threads,) * 3
+    finally:
+        parallel.set_threads(before)

@@ -25,7 +25,6 @@ from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.options import RunOptions
 from pearl_cli.predict.fingerprint import model_fingerprint
 from pearl_cli.predict.predictor_file import save_predictor
-from pearl_cli.residency import disk_reader
 from pearl_cli.residency.disk_reader import DiskReader
 from pearl_cli.residency.eviction import POLICY_NAMES
 from pearl_cli.sizes import Size
@@ -160,8 +159,8 @@ def break_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def fails(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(disk_reader.os, "preadv", fails)
-    return lambda: monkeypatch.setattr(disk_reader.os, "preadv", plain)
+    monkeypatch.setattr(os, "preadv", fails)
+    return lambda: monkeypatch.setattr(os, "preadv", plain)
 
 
 @pytest.mark.parametrize("predictor", ["none", "next-gate", "token-table"])

@@ -108,7 +108,11 @@ class Metadata:
 
     def strings(self, key: str, values: Iterable[str | bytes]) -> None:
         parts = [string_bytes(value) for value in values]
-        self.raw(key, GGUFValueType.ARRAY, struct.pack("<IQ", GGUFValueType.STRING, len(parts)) + b"".join(parts))
+        self.packed_strings(key, len(parts), b"".join(parts))
+
+    def packed_strings(self, key: str, n_strings: int, packed: bytes) -> None:
+        """Set `key` to an array of strings that follow one another in `packed`, each behind its length."""
+        self.raw(key, GGUFValueType.ARRAY, struct.pack("<IQ", GGUFValueType.STRING, n_strings) + packed)
 
     def array(self, key: str, values: NDArray[np.generic]) -> None:
         """Set `key` to a one-dimensional numeric array; the dtype decides the GGUF type."""

@@ -111,7 +111,7 @@ def _copy_metadata(model: GGUFModel) -> Metadata:
 
 def _set(metadata: Metadata, key: str, value: Any, value_type: GGUFValueType) -> None:
     if isinstance(value, StringArray):
-        metadata.strings(key, [value.raw(i) for i in range(len(value))])
+        metadata.packed_strings(key, len(value), value.packed)
     elif value_type is GGUFValueType.ARRAY:
         metadata.array(key, value)
     elif value_type is GGUFValueType.STRING:

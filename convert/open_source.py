@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from convert.gguf_source import open_gguf
-from convert.hf_source import open_hf_folder
 from convert.source import Source
 from models.errors import FileError
 
@@ -20,6 +19,8 @@ def open_source(path: Path, allow_unmapped: bool = False, with_vocab: bool = Tru
         ggufs = sorted(path.glob("*.gguf"))
         if ggufs and not (path / "config.json").exists():
             return _open_gguf_folder(path, ggufs)
+        from convert.hf_source import open_hf_folder  # a GGUF needs none of what reads Hugging Face's names
+
         return open_hf_folder(path, allow_unmapped, with_vocab, pre)
     return open_gguf(path)
 

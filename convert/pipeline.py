@@ -18,7 +18,6 @@ import numpy as np
 
 from convert.consume import Consumption, find_record, resumed_plan, start
 from convert.gguf_layout import OutputTensor
-from convert.hf_source import open_remains
 from convert.imatrix import Floats, ImportanceMatrix, read_imatrix
 from convert.open_source import open_source
 from convert.plan import ConvertOptions, Plan, plan_conversion
@@ -72,6 +71,8 @@ def _go_on_consuming(
     source: Path, out_dir: Path, options: ConvertOptions, found: dict[str, Any], progress: Progress | None
 ) -> Path:
     """Finish a conversion that has deleted part of its source."""
+    from convert.hf_source import open_remains
+
     remains = open_remains(source)
     try:
         plan = resumed_plan(found, remains, out_dir)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from convert.check_runs import check_runs
 from convert.gguf_layout import FileLayout, OutputTensor
 from convert.gguf_metadata import Metadata
 from convert.identity import fingerprint, set_id
@@ -220,6 +219,8 @@ def _check_order(source: Source, options: ConvertOptions) -> None:
 
 def _check_runs(layouts: list[FileLayout], source: Source, merge: bool, notes: list[str]) -> None:
     """Raise what a run would raise; a stock file may be meant for other programs, so there it is only noted."""
+    from convert.check_runs import check_runs  # what reads configs; a GGUF is not asked
+
     error = check_runs(layouts, source.paths[0].parent)
     if error is None:
         return

@@ -58,6 +58,11 @@ class StringArray(Sequence[str]):
     def __len__(self) -> int:
         return len(self._starts) - 1
 
+    @property
+    def packed(self) -> bytes:
+        """All strings as stored, each behind its length."""
+        return self._data
+
     def raw(self, index: int) -> bytes:
         """Bytes of one string, as stored."""
         if not 0 <= index < len(self):

@@ -4,6 +4,8 @@ line and an exit code.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from pathlib import Path
@@ -46,6 +48,8 @@ def open_closed_streams() -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run `pearl` with `argv` (default: the process's own) and return the exit code."""
     open_closed_streams()
+    if argv is None:
+        atexit.register(gc.freeze)  # what is left goes with the process: no search for cycles in it (0.04 s)
     args = sys.argv[1:] if argv is None else argv
     foreign = foreign_packages(Path(__file__).resolve().parent.parent)
     if foreign:

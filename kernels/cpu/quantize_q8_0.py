@@ -17,6 +17,7 @@ from kernels.cpu.native import address_of
 from kernels.cpu.vector_ir import F16, F32, I8, I16, I32, Emitter, vec
 
 _BLOCK, _BLOCK_BYTES = 32, 34
+_NEARLY_HALF_BITS = 0x3EFFFFFF
 _FUNCTION = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)  # releases the GIL
 
 
@@ -66,12 +67,10 @@ def _emit(e: Emitter, x: Any, out: Any, n_blocks: Any, largest_at: Any, is_bf16:
 
 
 def _rounded(e: Emitter, values: Any) -> Any:
-    """float32 lanes as int32, halves away from zero (ggml's roundf)."""
+    """float32 lanes below 2^22 as int32, halves away from zero (ggml's roundf): cut off what is left after adding the
+    largest number below a half, of the same sign. A half plus that rounds up to 1; anything below stays below.
+    """
     b, words = e.b, vec(I32, values.type.count)
-    magnitude = e.call("llvm.fabs", values.type, [values])
-    whole = b.fptosi(magnitude, words)
-    rest = b.fsub(magnitude, b.sitofp(whole, values.type))
-    halves = e.splat(e.f32(0.5), values.type.count)
-    whole = b.add(whole, b.zext(b.fcmp_ordered(">=", rest, halves), words))
-    negative = b.fcmp_ordered("<", values, e.zero(values.type))
-    return b.select(negative, b.sub(e.zero(words), whole), whole)
+    sign = b.and_(b.bitcast(values, words), e.const(words, -(1 << 31)))
+    nearly_half = b.or_(sign, e.const(words, _NEARLY_HALF_BITS))
+    return b.fptosi(b.fadd(values, b.bitcast(nearly_half, values.type)), words)

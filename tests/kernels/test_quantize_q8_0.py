@@ -57,3 +57,16 @@ def test_nothing_is_an_empty_array() -> None:
 def test_other_arrays_are_the_callers_fault(x: np.ndarray) -> None:
     with pytest.raises(ValueError, match="contiguous"):
         quantize_q8_0(x)
+
+
+def test_halves_and_their_neighbours_round_away_from_zero() -> None:
+    """The largest weight is 127, so codes are the weights rounded; neighbours of a half go to their own sides."""
+    halves = np.arange(127, dtype=np.float32) + np.float32(0.5)
+    values = np.concatenate([halves, np.nextafter(halves, np.float32(0)), np.nextafter(halves, np.float32(200))])
+    values = np.concatenate([values[values < 127], np.float32([0, 1, 126, 1e-30])])
+    values = np.concatenate([values, -values])
+    x = np.full((-(-values.size // 31), 32), 127, np.float32)
+    x[:, 1:].flat[: values.size] = values
+    codes = quantize_q8_0(x)[0][:, 2:].view(np.int8)[:, 1:].ravel()[: values.size]
+    exact = np.abs(values.astype(np.float64))
+    np.testing.assert_array_equal(codes, np.sign(values) * np.floor(exact + 0.5))

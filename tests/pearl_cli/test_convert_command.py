@@ -34,6 +34,17 @@ def test_last_line_is_the_path_to_open(folder: Path, tmp_path: Path, capsys: pyt
         assert model.tensors["blk.1.ffn_down.3.weight"].quant_type.name == "Q8_0"
 
 
+def test_a_gguf_to_q8_0_starts_without_what_it_does_not_need(folder: Path, tmp_path: Path) -> None:
+    assert run(["convert", str(folder), "-o", str(tmp_path / "wide"), "--quant", "bf16", "--no-vocab"]) == 0
+    args = ["convert", str(next((tmp_path / "wide").iterdir())), "-o", str(tmp_path / "out"), "--quant", "q8_0"]
+    code = (
+        f"import sys; from pearl_cli.main import run; code = run({args!r}); "
+        "slow = {'numba', 'torch', 'tokenizers', 'models.config', 'convert.hf_source'} & set(sys.modules); "
+        "sys.exit(f'{code} {slow}' if code or slow else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+
+
 def test_dry_run_writes_nothing(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(tmp_path.rglob("*"))
     args = ["convert", str(folder), "-o", str(tmp_path / "out"), "--quant", "q8_0", "--no-vocab", "--dry-run"]

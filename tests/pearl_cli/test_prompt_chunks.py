@@ -10,6 +10,8 @@ from click.testing import CliRunner
 
 from models.config import ModelConfig
 from models.gguf import GGUFModel
+from pearl_cli import prompt_advice
+from pearl_cli.__main__ import main
 from pearl_cli.engine import Generation
 from pearl_cli.options import RunOptions, run_options
 from pearl_cli.prompt_advice import chunk_advice
@@ -65,3 +67,16 @@ def test_a_prompt_that_waited_is_told_of_longer_chunks(config: ModelConfig) -> N
 ])  # fmt: skip
 def test_others_are_not(config: ModelConfig, n_tokens: int, prompt_ms: float, stall_ms: float, chunk: int) -> None:
     assert chunk_advice(generation(n_tokens, prompt_ms, stall_ms), config, chunk, 8192) is None
+
+
+def test_both_commands_say_it(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prompt_advice, "_WORTH_SAYING_MS", 0.0)
+    monkeypatch.setattr(prompt_advice, "_WORTH_SAYING_SHARE", 0.0)
+    text = ["-m", str(tiny_path), "-p", "the quick brown fox jumps", "-n", "1", "--budget", "30%"]
+    for command in (["complete"], ["chat", "-st"]):
+        assert main([*command, *text, "-ub", "8"]) == 0
+        assert "of experts, read again for each of its " in capsys.readouterr().err
+        assert main([*command, *text, "-ub", "64"]) == 0
+        assert "for each of its" not in capsys.readouterr().err

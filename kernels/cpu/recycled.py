@@ -18,14 +18,14 @@ KEPT = 8
 MAX_SHAPES = 512
 
 
-def _alone() -> int:
-    """What getrefcount says of an array, asked as `Recycled.take` does, that nobody else holds."""
-    pool = deque([np.empty(1, np.uint8)])
+def _next(pool: deque[np.ndarray]) -> tuple[np.ndarray, int]:
+    """The oldest array, taken out of its pool, and its references as counted here. Raises IndexError."""
     array = pool.popleft()
-    return getrefcount(array)
+    return array, getrefcount(array)
 
 
-_ALONE = _alone()
+_ALONE = _next(deque([np.empty(1, np.uint8)]))[1]
+"""The count of an array that nobody else holds: how many `_next` itself has differs from Python to Python."""
 
 
 class Recycled:
@@ -46,10 +46,9 @@ class Recycled:
             pool = self._pools[shape] = deque(maxlen=KEPT)
         try:
             for _ in range(len(pool)):
-                array = pool.popleft()
-                free = getrefcount(array) == _ALONE
+                array, references = _next(pool)
                 pool.append(array)
-                if free:
+                if references == _ALONE:
                     return array
         except IndexError:  # another thread is looking at the last one
             pass

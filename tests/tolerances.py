@@ -80,3 +80,6 @@ GPU_LOGITS_F32 = 2e-6
 
 GPU_LOGITS_QUANTISED = 0.02
 """Logits of a Q8_0 model likewise: the CPU rounds activations to 8 bits, the GPU keeps them in float32."""
+
+ROW_PRODUCT_RELATIVE = 3e-7
+"""Fused multiply-adds in float32 over up to 33 terms, over the sum of |term|: some half units in the last place."""

@@ -1,4 +1,6 @@
-"""The gated delta rule, token by token: each head's matrix stays in cache while all tokens of a call go over it."""
+"""The gated delta rule, token by token: each head's matrix stays in cache while all tokens of a call go over it.
+Prompts go by chunks (delta_chunks.py).
+"""
 
 from __future__ import annotations
 
@@ -7,24 +9,12 @@ import math
 import numpy as np
 from numba import njit, prange
 
-from kernels.cpu.float_rows import float_row, sum_squares
+from kernels.cpu.delta_chunks import MIN_TOKENS, heads_by_chunks
+from kernels.cpu.delta_gates import kept_of, rate_of, unit
+from kernels.cpu.float_rows import float_row
 from kernels.cpu.recycled import new_rows
-from kernels.delta_rule import DELTA_NORM_EPS, DeltaRule
-
-_EPS = np.float32(DELTA_NORM_EPS)
-
-
-@njit(nogil=True, cache=True)
-def _softplus(x):
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _unit(row, factor, out):
-    """out = row / |row| * factor."""
-    scale = np.float32(factor) / np.sqrt(sum_squares(row) + _EPS)
-    for i in range(row.shape[0]):
-        out[i] = row[i] * scale
+from kernels.cpu.row_products import row_products_addresses
+from kernels.delta_rule import DeltaRule
 
 
 @njit(nogil=True, cache=True)
@@ -73,11 +63,10 @@ def _head(h, key_head, num_key_heads, qkv, beta, alpha, strides, decay, dt_bias,
         row = qkv + t * strides[0]
         q_at, k_at = key_head * key_dim, (num_key_heads + key_head) * key_dim
         v_at = 2 * num_key_heads * key_dim + h * value_dim
-        _unit(float_row(row + 4 * q_at, key_dim), 1.0 / math.sqrt(key_dim), q)
-        _unit(float_row(row + 4 * k_at, key_dim), 1.0, k)
-        gates = float_row(beta + t * strides[1], h + 1)[h], float_row(alpha + t * strides[2], h + 1)[h]
-        rate = np.float32(math.exp(-_softplus(-gates[0])))
-        kept = np.float32(math.exp(decay[h] * _softplus(gates[1] + dt_bias[h])))
+        unit(float_row(row + 4 * q_at, key_dim), 1.0 / math.sqrt(key_dim), q)
+        unit(float_row(row + 4 * k_at, key_dim), 1.0, k)
+        rate = rate_of(float_row(beta + t * strides[1], h + 1)[h])
+        kept = kept_of(float_row(alpha + t * strides[2], h + 1)[h], decay[h], dt_bias[h])
         v, mixed = float_row(row + 4 * v_at, value_dim), out[t, h * value_dim : (h + 1) * value_dim]
         _update(state[h], k, q, v, rate, kept, recalled, read, mixed)
 
@@ -108,5 +97,9 @@ def delta_rule(
     out = new_rows(n_tokens, heads * rule.value_dim)
     rows = (qkv.ctypes.data, beta.ctypes.data, alpha.ctypes.data)
     strides = (qkv.strides[0], beta.strides[0], alpha.strides[0])
-    _heads(rule.num_key_heads, rule.tiled, *rows, strides, rule.decay, rule.dt_bias, state, out)
+    arguments = (rule.num_key_heads, rule.tiled, *rows, strides, rule.decay, rule.dt_bias, state, out)
+    if n_tokens < MIN_TOKENS:
+        _heads(*arguments)
+    else:
+        heads_by_chunks(*arguments, row_products_addresses())
     return out

@@ -18,6 +18,7 @@ from numba.core.dispatcher import Dispatcher
 
 from kernels.backend import ExpertTable, RopeTable, Weight
 from kernels.cpu.compiling_process import CompilingProcess
+from kernels.cpu.delta_chunks import MIN_TOKENS
 from kernels.cpu.parallel import max_threads
 from kernels.delta_rule import DeltaRule
 from kernels.quant_types import QuantType, row_bytes
@@ -62,7 +63,7 @@ def warm_up(
         *reversed(_later_steps(backend, wanted)),  # the other process comes from the other end
     ]
     if recurrent:
-        steps += [(f"recurrent layers, {n} tokens", partial(_recurrent, backend, n)) for n in (1, _MANY)]
+        steps += [(f"recurrent layers, {n} tokens", partial(_recurrent, backend, n)) for n in (1, MIN_TOKENS)]
     helper = None
     try:
         for done, (what, step) in enumerate(steps):

@@ -44,7 +44,7 @@ def open_controller(
     controller = build_controller(
         places, plan.slots, (config.hidden_size, config.moe_intermediate_size), routers, ground.backend,
         policies.eviction, policies.routing, reader.read, io_threads, _slots_for(gguf, plan), policies.predictor, depth,
-        notify, policies.next_use, CopyPieces.without(options.switched_off), reader.read_scattered,
+        notify, policies.next_use, CopyPieces.without(options.switched_off), reader.read_scattered, policies.auto,
     )  # fmt: skip
     return controller, plan
 

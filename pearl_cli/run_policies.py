@@ -13,6 +13,8 @@ from models.expert_provider import RouterWeights
 from pearl_cli.groundwork import Groundwork
 from pearl_cli.options import RunOptions
 from pearl_cli.predict.base import NextUse, Predictor
+from pearl_cli.predict.choose import AUTO
+from pearl_cli.residency.auto.plan import AutoPlan
 from pearl_cli.residency.eviction import EvictionPolicy, make_policy
 from pearl_cli.residency.usage_profile import UsageProfile
 from pearl_cli.routing.base import RoutingPolicy
@@ -24,13 +26,14 @@ from pearl_cli.trace import read_trace
 @dataclass(frozen=True, slots=True)
 class RunPolicies:
     """next_use: what eviction looks ahead with, None where it looks back; predictor: what is fetched by, None for
-    nothing.
+    nothing; auto: what is found out while running, None where the user has said what to do.
     """
 
     eviction: EvictionPolicy
     next_use: NextUse | None
     predictor: Predictor | None
     routing: RoutingPolicy
+    auto: AutoPlan | None = None
 
 
 def run_policies(
@@ -45,14 +48,17 @@ def run_policies(
     next_use = forecasting.next_use(config)
     future = recorded.future if recorded is not None else None
     predictor = forecasting.predictor(config, routers, ground.backend, next_use, future, seed)
+    auto = forecasting.auto_plan(config, routers, ground.backend)
     if ground.plan.all_resident:
-        predictor = None  # there is nothing to fetch
+        predictor = auto = None  # there is nothing to fetch
+    if AUTO in options.switched_off or ground.on_device is not None:
+        auto = None
     popularity = pinned.counts if pinned is not None else None
     if ground.usage is not None:
         popularity = ground.usage.use_counts()
     cost = ground.places.reload_cost(config.router.num_experts)
     eviction = make_policy(forecasting.evict, popularity, seed, cost)
-    return RunPolicies(eviction, next_use, predictor, recorded or ExactRouting(ground.backend))
+    return RunPolicies(eviction, next_use, predictor, recorded or ExactRouting(ground.backend), auto)
 
 
 def _recorded(options: RunOptions, config: ModelConfig) -> RecordedRouting | None:

@@ -17,7 +17,7 @@ from pearl_cli.bench.runner import Sample, Test, run_test
 from pearl_cli.bench.workload import Workload
 from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.options import RunOptions
-from pearl_cli.predict.choose import UNTRAINED
+from pearl_cli.predict.choose import AUTO, UNTRAINED
 from pearl_cli.residency.eviction import POLICY_NAMES
 from pearl_cli.session import open_session
 from pearl_cli.sizes import Size
@@ -26,7 +26,7 @@ from pearl_cli.terminal import Terminal
 ON_DEMAND = "on-demand"
 COPY_PIECES = ("reorder", "preempt", "chunk", "merge")
 _OFF = {"evict": "lru", "predictor": "none", "routing": "exact"}
-PIECES = (*_OFF, *COPY_PIECES)
+PIECES = (*_OFF, AUTO, *COPY_PIECES)
 _WARMUP_TOKENS = 8
 
 
@@ -47,9 +47,11 @@ def variants(options: RunOptions, names: str, floor_bytes: int = 0) -> dict[str,
 
 
 def _values(options: RunOptions, term: str) -> list[tuple[str, str]]:
-    """(flag, value) pairs that one term stands for; value "" switches a piece of the copy engine off."""
+    """(flag, value) pairs that one term stands for; value "" switches a piece of the copy engine off, or `auto`: what
+    pays is then not found out while running, and all stays as it begins.
+    """
     flag, _, value = term.partition("=")
-    if flag in COPY_PIECES and not value:
+    if flag in (AUTO, *COPY_PIECES) and not value:
         return [(flag, "")]
     if flag not in _OFF:
         raise UsageError(f"--ablate {term}: pieces are {', '.join(PIECES)}; or FLAG=VALUE of the first three")
@@ -76,7 +78,7 @@ def _vary(options: RunOptions, terms: tuple[tuple[str, str], ...], floor_bytes: 
         return varied
     # pearl evicts by a forecast: asked for by name, it keeps one and fetches nothing; else another policy steps in
     if "evict" in changes:
-        return dataclasses.replace(varied, predictor="auto")
+        return dataclasses.replace(varied, predictor="auto", switched_off=(*varied.switched_off, AUTO))
     return dataclasses.replace(varied, evict="auto")
 
 

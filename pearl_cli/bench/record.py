@@ -74,11 +74,18 @@ def _model_fields(opened: OpenedEngine) -> dict[str, Any]:
         **device_fields(opened.controller, opened.device, opened.plan),
         "evict": opened.evict,
         "predictor": opened.predictor,
+        **_auto(opened),
         "routing": opened.policy.name,
         **_steering(opened),
         "budget_bytes": opened.expert_bytes_total if opened.plan.all_resident else opened.plan.slots.n_bytes,
         "expert_bytes_total": opened.expert_bytes_total,
     }
+
+
+def _auto(opened: OpenedEngine) -> dict[str, Any]:
+    """What `--predictor auto` measured and chose last; nothing before it has."""
+    auto = opened.controller.auto
+    return auto.verdict.fields() if auto is not None and auto.verdict is not None else {}
 
 
 def _steering(opened: OpenedEngine) -> dict[str, Any]:

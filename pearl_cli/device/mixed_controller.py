@@ -27,6 +27,8 @@ from pearl_cli.routing.base import RoutingPolicy
 class MixedController(ResidencyController):
     """`experts` is the backend too; its `on_host` says which experts of the call at work the CPU computes."""
 
+    _demands_first = False  # what stays is copied behind what the CPU computes
+
     def __init__(
         self,
         layers: Sequence[LayerState | None],
@@ -44,13 +46,16 @@ class MixedController(ResidencyController):
         self._rule = rule
         self._waiting: list[int] = []  # groups for the CPU, not computed yet
 
-    def _demand_missing(self, state: LayerState, call: GateCall, missing: list[int]) -> None:
+    def _demand_missing(
+        self, state: LayerState, call: GateCall, missing: list[int], only_free: bool = False
+    ) -> None:
         absent = [expert for expert in missing if expert not in state.loads]
         sizes = np.diff(call.groups.offsets)
         chosen = [absent[i] for i in self._rule.on_cpu([int(sizes[call.group_of[expert]]) for expert in absent])]
         self._experts.on_host = frozenset(chosen)
         self._waiting = [call.group_of[expert] for expert in chosen]
-        super()._demand_missing(state, call, [expert for expert in missing if expert not in self._experts.on_host])
+        copied = [expert for expert in missing if expert not in self._experts.on_host]
+        super()._demand_missing(state, call, copied, only_free)
         self._copy_behind(state, [expert for expert in chosen if call.keeps[expert]])
 
     def _copy_behind(self, state: LayerState, expert_ids: list[int]) -> None:

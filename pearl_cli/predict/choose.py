@@ -1,7 +1,8 @@
 """From `--predictor`, `--stride` and `--evict` to what forecasts in a run: one object for fetching, one for eviction.
 
-`auto` evicts by the forecast file that lies beside the model (NAME.forecast.gguf), where there is one, and fetches
-nothing ahead; an untrained predictor named by the flag fetches, and eviction still goes by that file.
+`auto` begins with eviction by the forecast file that lies beside the model (NAME.forecast.gguf), where there is one,
+and fetches nothing; whether next-gate fetches, and that file evicts, is found out while running (`residency/auto`). An
+untrained predictor named by the flag fetches, and eviction still goes by that file.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ from pearl_cli.predict.oracle import Future, Oracle, parse_oracle
 from pearl_cli.predict.predictor_file import PredictorCard, load_predictor
 from pearl_cli.predict.token_table import TokenTable
 from pearl_cli.predict.trajectory import TrajectoryForecaster
+from pearl_cli.residency.auto.plan import AutoPlan
+from pearl_cli.residency.eviction import make_policy
 
 UNTRAINED = ("next-gate", "token-table", "ema")
 DEFAULT_STRIDE = 1
+AUTO = "auto"  # as a piece that can be switched off: then `auto` stays as it begins
 UNTRAINED_EVICT = "lfru"  # best causal policy of the replayed traces at most sizes, and never far behind
 
 
@@ -39,7 +43,7 @@ UNTRAINED_EVICT = "lfru"  # best causal policy of the replayed traces at most si
 class Forecasting:
     """What a run asked for, read from its file where there is one. name: what is fetched by, for records; fetch: if
     anything is; evict: the policy, `auto` resolved; card, arrays: a trained forecast, of the predictor or
-    (with an untrained one) of eviction alone.
+    (with an untrained one) of eviction alone; auto: what pays is found out while running, `auto_evict` of eviction too.
     """
 
     name: str
@@ -48,6 +52,18 @@ class Forecasting:
     stride: int
     card: PredictorCard | None = None
     arrays: Mapping[str, np.ndarray] | None = None
+    auto: bool = False
+    auto_evict: bool = False
+
+    def auto_plan(
+        self, config: ModelConfig, routers: Sequence[RouterWeights | None], backend: Backend
+    ) -> AutoPlan | None:
+        """What is found out about while running; None where the user has said what to do."""
+        if not self.auto:
+            return None
+        depth = config.router.num_experts_per_tok
+        cheap = make_policy(UNTRAINED_EVICT) if self.auto_evict else None
+        return AutoPlan(NextGate(routers, backend, self.stride), depth, depth * (self.stride + 1), cheap)
 
     def next_use(self, config: ModelConfig) -> NextUse | None:
         """What `pearl` eviction goes by, None for every other policy."""
@@ -137,9 +153,9 @@ def _automatic(
 ) -> Forecasting:
     beside = _load_beside(gguf, evict, notify)
     if beside is not None:
-        return Forecasting(beside[0].kind, False, "pearl", stride, *beside)
+        return Forecasting(beside[0].kind, False, "pearl", stride, *beside, auto=True, auto_evict=evict == "auto")
     name = "ema" if evict == "pearl" else "none"
-    return Forecasting(name, False, UNTRAINED_EVICT if evict == "auto" else evict, stride)
+    return Forecasting(name, False, UNTRAINED_EVICT if evict == "auto" else evict, stride, auto=True)
 
 
 def _load_beside(

@@ -36,7 +36,10 @@ class NextGate:
         target = self._target[layer]
         if target is None:
             return []
-        return [Forecast(target.layer, self._calibration.scores(target.layer, self.logits(target, residual[-1:])[0]))]
+        scores = self._calibration.scores(target.layer, self.logits(target, residual[-1:])[0])
+        if target.layer == layer:  # the control: decided already
+            self._calibration.settle(layer, routing.topk_ids[-1])
+        return [Forecast(target.layer, scores)]
 
     def logits(self, router: RouterWeights, residual: Array) -> np.ndarray:
         """Selection scores float32 [T, E] (selection bias added) of `router` on residual rows [T, D]."""

@@ -13,6 +13,9 @@ from models.expert_provider import RouterWeights
 from pearl_cli.predict.base import NextUse, Predictor
 from pearl_cli.residency.ablations import UNCHUNKED_BYTES, CopyPieces
 from pearl_cli.residency.arena import SlotArena, Slots
+from pearl_cli.residency.auto.auto_forecasts import AutoForecasts
+from pearl_cli.residency.auto.choices import ForecastChoices
+from pearl_cli.residency.auto.plan import AutoPlan
 from pearl_cli.residency.cache_model import LayerCache
 from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.eviction import EvictionPolicy
@@ -93,10 +96,11 @@ def build_controller(
     next_use: NextUse | None = None,
     pieces: CopyPieces | None = None,
     scatter: ScatterFunction | None = None,
+    auto: AutoPlan | None = None,
 ) -> ResidencyController:
     """shape: (hidden_size, intermediate_size) of the experts; prefetch_depth: forecast experts a later layer at most;
     next_use: what `pearl` eviction goes by; make_slots: from (slot_bytes, count) of each size class; scatter: see
-    `TransferQueue`.
+    `TransferQueue`; auto: what is found out while running, in place of a predictor that is fetched by from the start.
     Allocates the arena and starts the reader threads; `close` ends them.
     """
     arena = make_slots(plan.classes)
@@ -105,12 +109,17 @@ def build_controller(
     most_bytes = MERGE_BYTES if pieces.chunk else UNCHUNKED_BYTES
     queue = TransferQueue(read, io_threads, most_bytes, pieces.preempt, scatter if pieces.merge else None)
     prefetcher = None
-    if predictor is not None:
+    if auto is not None:
+        prefetcher = Prefetcher(auto.fetcher, layers, arena, queue, auto.depth)
+    elif predictor is not None:
         prefetcher = Prefetcher(predictor, layers, arena, queue, prefetch_depth, notify=notify)
     controller = ResidencyController(
         layers, routers, backend, arena, queue, routing, prefetcher, next_use, pieces.reorder
     )
     controller.route_by(routing)
+    if auto is not None and prefetcher is not None:
+        choices = ForecastChoices(layers, arena, prefetcher, next_use, auto.cheap, auto.slots_to_lend)
+        controller.auto = AutoForecasts(choices, controller.demand, queue.stats, notify)
     return controller
 
 

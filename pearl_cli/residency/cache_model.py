@@ -34,6 +34,10 @@ class LayerCache:
     def event(self, expert_ids: np.ndarray, forecast: np.ndarray | None = None) -> np.ndarray:
         """Apply one event (distinct ids, any order) and return the evicted ids. Mutates history and residents."""
         self.history.record(expert_ids)
+        return self.keep(expert_ids, forecast)
+
+    def keep(self, expert_ids: np.ndarray, forecast: np.ndarray | None = None) -> np.ndarray:
+        """As `event`, where the history has it already."""
         resident = self.resident
         if resident[expert_ids].all():
             return expert_ids[:0]
@@ -70,6 +74,25 @@ class LayerCache:
         victims = choose_victims(self.policy.keys(self.layer, self.history, forecast), old, excess)
         self.resident[victims] = False
         return victims
+
+    def resize(self, capacity: int, forecast: np.ndarray | None = None) -> np.ndarray:
+        """Hold at most `capacity` from now on; returns those that leave for it."""
+        self.capacity = capacity
+        kept = np.flatnonzero(self.resident)
+        if kept.size <= capacity:
+            return kept[:0]
+        victims = choose_victims(self.policy.keys(self.layer, self.history, forecast), kept, kept.size - capacity)
+        self.resident[victims] = False
+        return victims
+
+    def ghost(self, policy: EvictionPolicy) -> LayerCache:
+        """A second cache over the same history that begins with the same residents: what another policy would keep.
+        Tell it of an event by `keep`, after this one was told by `event`.
+        """
+        ghost = LayerCache(self.layer, self.resident.size, self.capacity, policy)
+        ghost.history = self.history
+        ghost.resident[:] = self.resident
+        return ghost
 
     def admit(self, expert: int) -> None:
         """Make one expert resident without a use (warm start). Raises ValueError when the layer is full."""

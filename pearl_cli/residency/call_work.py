@@ -24,9 +24,12 @@ class CallCancelled(Exception):
 
 
 class CallWork:
-    """reorder: experts already there are computed while others arrive. `cancelled`, where set, is asked while waiting;
-    when it says True, CallCancelled is raised.
+    """_demands_first: whether experts may be demanded before it is known which of them stay. reorder: experts already
+    there are computed while others arrive. `cancelled`, where set, is asked while waiting; when it says True,
+    CallCancelled is raised.
     """
+
+    _demands_first = True
 
     def __init__(self, slots: SlotKeeper, arena: Slots, queue: LoadQueue, reorder: bool) -> None:
         self.arena = arena
@@ -35,11 +38,15 @@ class CallWork:
         self.cancelled: Callable[[], bool] | None = None
         self._slots = slots
         self._reorder = reorder
+        self._meanwhile: Callable[[], None] | None = None  # to be done once, when those already here are computed
 
-    def _demand_missing(self, state: LayerState, call: GateCall, missing: list[int]) -> None:
+    def _demand_missing(
+        self, state: LayerState, call: GateCall, missing: list[int], only_free: bool = False
+    ) -> None:
         """Promote what is on its way, queue the rest: first experts that leave again, so that they pass through while
-        there is room.
+        there is room. only_free: as far as slots are free; nothing gives one up.
         """
+        call.demanded = True
         on_the_way = [state.loads[expert] for expert in missing if expert in state.loads]
         if on_the_way:
             self._promote(call, on_the_way)
@@ -48,7 +55,7 @@ class CallWork:
             self.demand.miss_bytes += state.expert_bytes[expert]
         call.todo.extend(expert for expert in fresh if not call.keeps[expert])
         call.todo.extend(expert for expert in fresh if call.keeps[expert])
-        self._queue_todo(call, state)
+        self._queue_todo(call, state, only_free)
 
     def _promote(self, call: GateCall, loads: list[Load]) -> None:
         self.queue.promote(loads)
@@ -58,10 +65,10 @@ class CallWork:
             self.demand.miss_bytes += sum(place.n_bytes for place in load.places) - load.early_bytes
             call.note_landed(load)
 
-    def _queue_todo(self, call: GateCall, state: LayerState) -> None:
+    def _queue_todo(self, call: GateCall, state: LayerState, only_free: bool = False) -> None:
         loads = []
         while call.todo:
-            slot = self._slots.take_slot(state)
+            slot = self.arena.take(state.size_class) if only_free else self._slots.take_slot(state)
             if slot < 0:
                 break
             loads.append(state.new_load(call.todo.popleft(), slot, self.arena, demanded=True))
@@ -77,11 +84,17 @@ class CallWork:
             if call.ready and not hold:
                 which = call.take_ready(_PREFILL_BATCH if call.todo else len(call.ready))
                 return which, which
+            if self._meanwhile is not None:
+                work, self._meanwhile = self._meanwhile, None
+                work()
+                self._slots.settle(self.queue.take(block=False))
+                continue
             if (call.gate_up_ready or call.down_ready) and not hold:
                 gate_up, down = np.array(call.gate_up_ready, np.int32), np.array(call.down_ready, np.int32)
                 call.gate_up_ready, call.down_ready = [], []
                 return gate_up, down
             self._queue_todo(call, state)
+            call.waited = True
             arrivals = self.queue.take(block=True, cancelled=self.cancelled)
             if not arrivals and self.cancelled is not None and self.cancelled():
                 raise CallCancelled

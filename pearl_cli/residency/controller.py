@@ -9,6 +9,7 @@ fixed order.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -18,6 +19,7 @@ from kernels.grouping import group_by_expert
 from models.expert_provider import RouterWeights, Routing
 from pearl_cli.predict.base import NextUse
 from pearl_cli.residency.arena import Slots
+from pearl_cli.residency.auto.auto_forecasts import AutoForecasts
 from pearl_cli.residency.call_work import CallCancelled, CallWork
 from pearl_cli.residency.gate_call import GateCall
 from pearl_cli.residency.layer_state import LayerState
@@ -50,6 +52,7 @@ class ResidencyController(CallWork):
         super().__init__(SlotKeeper(layers, arena, queue, prefetcher), arena, queue, reorder)
         self.layers = layers
         self.last_call = TokenStats()
+        self.auto: AutoForecasts | None = None
         self._routers = routers
         self._backend = backend
         self._routing = routing
@@ -69,12 +72,15 @@ class ResidencyController(CallWork):
     def begin(self, token_ids: np.ndarray, start: int, phase: str) -> None:
         if self._broken:
             self._recover()
-        self._phase = phase
+        self._phase, self._meanwhile = phase, None
         self._before = self.totals
         self.demand.n_tokens += len(token_ids)
         for state in self.layers:
             if state is not None and not state.cache.logical:
                 state.cache.history.cycle += 1
+        if self.auto is not None:
+            self.auto.begin(len(token_ids), phase)
+            self._next_use = self.auto.next_use
         self._routing.begin(token_ids, start, phase)
         if self._prefetcher is not None:
             self._prefetcher.begin(token_ids, start, phase)
@@ -96,7 +102,7 @@ class ResidencyController(CallWork):
         if self._routing.inserted is not None:
             self._follow(self._routing.inserted)
         if self._prefetcher is not None and self._phase == "decode":
-            self._prefetcher.forecast(layer, residual, a, routing)
+            self._forecast_ahead(self._prefetcher, layer, residual, a, routing)
         return routing
 
     def compute(self, layer: int, a: Activations, routing: Routing) -> Array:
@@ -123,16 +129,29 @@ class ResidencyController(CallWork):
             if call.open_groups:
                 self._slots.settle(self.queue.take(block=False))
         combined = backend.expert_combine(d, groups, routing.topk_weights)
+        self._account(call)
         self._slots.call = None
         self._broken = False
         return combined
 
+    def _account(self, call: GateCall) -> None:
+        """Forecasts of a layer that waited for experts afterwards have delayed nothing."""
+        if not call.waited:
+            self.demand.forecast_s += call.forecast_s
+        self.demand.all_forecast_s += call.forecast_s
+        if self.auto is not None:
+            self.auto.layer_done(call.waited)
+
     def end(self) -> None:
         if self._broken and self.queue.forget_queued():  # else the next call waits for what is in flight, not this one
             self._recover()
+        elif self.auto is not None and not self._broken:
+            self.auto.end()
         self.last_call = self.totals - self._before
 
     def close(self) -> None:
+        if self.auto is not None:
+            self.auto.say()
         self.queue.close()
 
     def drop_residents(self) -> None:
@@ -144,11 +163,16 @@ class ResidencyController(CallWork):
             if state is not None:
                 state.evacuate()
         self._recover()
+        if self.auto is not None:
+            self.auto.restart()
 
     def route_by(self, routing: RoutingPolicy) -> None:
         """Change the routing policy, between two calls. Where its logical cache has the slots' capacities it becomes
         their record too, else each layer keeps a record of its own.
         """
+        if self.auto is not None:
+            self.auto.pause(not routing.exact)
+            self._next_use = self.auto.next_use
         logical = routing.logical
         together = logical is not None and logical.serves(
             [state.own_cache.capacity if state is not None else None for state in self.layers]
@@ -175,6 +199,17 @@ class ResidencyController(CallWork):
         self._slots.recover()
         self._broken = False
 
+    def _forecast_ahead(
+        self, prefetcher: Prefetcher, layer: int, residual: Array, a: Activations, routing: Routing
+    ) -> None:
+        """Ask for forecasts: at once while the link is free, else when those already here are computed, because until
+        then it reads what this layer demands.
+        """
+        if self._slots.call is not None and self._slots.call.demanded:
+            self._meanwhile = lambda: prefetcher.forecast(layer, residual, a, routing)
+        else:
+            prefetcher.forecast(layer, residual, a, routing)
+
     def _note_use(self, state: LayerState, routing: Routing) -> None:
         """All that the gate of a whole layer asks for: its experts are here and stay."""
         arrivals = self.queue.take(block=False)
@@ -196,29 +231,47 @@ class ResidencyController(CallWork):
         state = self._slots.state(layer)
         self._slots.settle(self.queue.take(block=False))
         groups = group_by_expert(routing.topk_ids)
-        next_use = None
-        if self._next_use is not None and state.cache.capacity < state.num_experts and not state.cache.logical:
-            next_use = self._next_use.expected(layer, self._backend.to_host(a.x), routing.topk_ids)
-            self._expected[layer] = next_use[-1]
-        if not state.cache.logical:  # else the routing policy has told it
-            for token, row in enumerate(routing.topk_ids):
-                state.cache.event(row, next_use[token] if next_use is not None else None)
         call = GateCall(layer, routing, groups, state.cache.resident)
         slots = state.slot_of[groups.expert_ids]
-        n_missing = int(np.count_nonzero(slots < 0))
-        self.demand.hits[layer] += slots.size - n_missing
-        self.demand.misses[layer] += n_missing
-        call.all_stay = not n_missing and self._slots.nothing_leaves(state)
+        missing = groups.expert_ids[slots < 0].tolist()
+        self.demand.hits[layer] += slots.size - len(missing)
+        self.demand.misses[layer] += len(missing)
+        at_once = self._known_to_stay(state, routing)
+        if missing and at_once:
+            self._demand_missing(state, call, missing, only_free=True)
+        if not state.cache.logical:  # else the routing policy has told it
+            self._note_event(state, call, a, len(missing))
+        call.all_stay = not missing and self._slots.nothing_leaves(state)
         if call.all_stay:
             state.note_whole()
-        if not call.all_stay:
+        else:
             self._slots.drop_unwanted(state, call)
-        if not n_missing:
-            call.ready = list(range(slots.size))
-            return call
         call.ready = np.flatnonzero(slots >= 0).tolist()
-        self._demand_missing(state, call, groups.expert_ids[slots < 0].tolist())
+        if missing and not at_once:
+            self._demand_missing(state, call, missing)
+        elif call.todo:
+            self._queue_todo(call, state)
         return call
+
+    def _known_to_stay(self, state: LayerState, routing: Routing) -> bool:
+        """Whether missing experts may be demanded, as far as slots are free, before it is known what leaves: one
+        token's, which will all stay. Whoever decides what leaves then works while they are read.
+        """
+        one_token = len(routing.topk_ids) == 1 and state.cache.capacity >= routing.topk_ids.shape[1]
+        return self._demands_first and one_token
+
+    def _note_event(self, state: LayerState, call: GateCall, a: Activations, n_missing: int) -> None:
+        """Tell the budget of every token's experts, in order, with what is forecast of their next use."""
+        topk_ids, next_use = call.routing.topk_ids, None
+        if self._next_use is not None and state.cache.capacity < state.num_experts:
+            started = time.perf_counter()
+            next_use = self._next_use.expected(state.layer, self._backend.to_host(a.x), topk_ids)
+            call.forecast_s = time.perf_counter() - started
+            self._expected[state.layer] = next_use[-1]
+        for token, row in enumerate(topk_ids):
+            state.cache.event(row, next_use[token] if next_use is not None else None)
+        if self.auto is not None:
+            self.auto.gate(state, topk_ids, n_missing, next_use[-1] if next_use is not None else None)
 
     def _follow(self, inserted: Inserted) -> None:
         """The routing policy has stocked a later layer's cache: let its slots follow while this layer computes."""

@@ -19,12 +19,13 @@ class GateCall:
     since.
 
     todo: experts that have no slot yet; keeps: bool [E], experts that stay resident after the call; open_groups: not
-    fully computed; all_stay: nothing is missing and no expert leaves.
+    fully computed; all_stay: nothing is missing and no expert leaves; demanded: something was missing; waited: nothing
+    was left to compute before it came; forecast_s: what the forecast for eviction took.
     """
 
     __slots__ = (
-        "all_stay", "down_ready", "gate_up_ready", "gated", "group_of", "groups", "keeps", "layer", "open_groups",
-        "ready", "routing", "todo",
+        "all_stay", "demanded", "down_ready", "forecast_s", "gate_up_ready", "gated", "group_of", "groups", "keeps",
+        "layer", "open_groups", "ready", "routing", "todo", "waited",
     )  # fmt: skip
 
     def __init__(self, layer: int, routing: Routing, groups: ExpertGroups, keeps: np.ndarray) -> None:
@@ -40,6 +41,9 @@ class GateCall:
         self.todo: deque[int] = deque()
         self.open_groups = len(self.group_of)
         self.all_stay = False
+        self.demanded = False
+        self.waited = False
+        self.forecast_s = 0.0
 
     def note_landed(self, load: Load) -> None:
         """Sort a demanded load by what has landed of it; called after each of its arrivals."""

@@ -3,11 +3,12 @@ urgent.
 
 A forecast expert that has landed is a *guest*: it is physically resident but belongs to no layer's budget. Guests
 become useful when their layer's gate selects them, else their slots go back. This file decides what to ask for; the
-controller owns slots that demands need.
+controller owns slots that demands need. In shadow nothing is asked for: what would have been is only scored.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -20,10 +21,13 @@ from pearl_cli.residency.layer_state import LayerState
 from pearl_cli.residency.load import Load
 from pearl_cli.residency.load_queue import LoadQueue
 from pearl_cli.residency.prefetch_governor import PrefetchGovernor
+from pearl_cli.residency.shadow_score import ShadowScore
 
 
 class Prefetcher:
-    """depth: forecast experts in flight or landed per later layer at most."""
+    """depth: forecast experts in flight or landed per later layer at most. fetching: whether anything may be asked for;
+    shadow: where forecasts are scored while nothing is.
+    """
 
     def __init__(
         self,
@@ -34,15 +38,28 @@ class Prefetcher:
         depth: int,
         governor: PrefetchGovernor | None = None,
         notify: Callable[[str], None] | None = None,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.governor = governor or PrefetchGovernor()
+        self.fetching = True
+        self.shadow: ShadowScore | None = None
         self._predictor = predictor
         self._layers = layers
         self._arena = arena
         self._queue = queue
         self._depth = depth
         self._notify = notify
+        self._now = now
         self._guests: dict[tuple[int, int], int] = {}  # (layer, expert) -> size class, oldest first
+
+    @property
+    def name(self) -> str:
+        return self._predictor.name
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is fetched, and nothing that was lies about."""
+        return not (self.fetching and self.governor.enabled) and not self._guests
 
     def begin(self, token_ids: np.ndarray, start: int, phase: str) -> None:
         self._predictor.begin(token_ids, start, phase)
@@ -54,26 +71,35 @@ class Prefetcher:
         """Ask the predictor and queue what pays; called after the demands of `layer` are queued. Switched off, it costs
         nothing.
         """
-        if not self.governor.enabled:
+        shadow = self.shadow
+        if shadow is None and not (self.fetching and self.governor.enabled):
             return
+        started = self._now()
         loads: list[Load] = []
         for forecast in self._predictor.forecast(layer, residual, a, routing):
             state = self._layers[forecast.layer]
-            if state is not None:
-                loads += self._loads_for(state, forecast.scores)
-        if loads:
+            if state is None:
+                continue
+            wanted = self._wanted(state, forecast.scores)
+            if shadow is not None:
+                shadow.expect(forecast.layer, wanted)
+            else:
+                loads += self._loads_for(state, wanted)
+        if shadow is not None:
+            shadow.seconds += self._now() - started
+        elif loads:
             self._queue.prefetch(loads)
 
-    def _loads_for(self, state: LayerState, scores: np.ndarray) -> list[Load]:
-        """Loads for the likeliest experts that are neither here nor on their way, as far as slots are free."""
-        wanted = np.argsort(-scores, kind="stable")[: self._depth].tolist()
-        threshold = self.governor.threshold
+    def _wanted(self, state: LayerState, scores: np.ndarray) -> list[int]:
+        """The likeliest experts that are worth a fetch and neither here nor on their way."""
+        likeliest = np.argsort(-scores, kind="stable")[: self._depth]
+        worth = likeliest[scores[likeliest] >= self.governor.threshold].tolist()
+        return [expert for expert in worth if state.slot_of[expert] < 0 and expert not in state.loads]
+
+    def _loads_for(self, state: LayerState, wanted: list[int]) -> list[Load]:
+        """Loads for `wanted`, as far as slots are free."""
         loads = []
         for expert in wanted:
-            if scores[expert] < threshold:
-                break
-            if state.slot_of[expert] >= 0 or expert in state.loads:
-                continue
             slot = self._arena.take(state.size_class)
             if slot < 0:
                 break

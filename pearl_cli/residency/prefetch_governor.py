@@ -24,8 +24,8 @@ _JUDGE_AFTER = 200  # forecasts settled before a verdict on precision
 
 
 class PrefetchGovernor:
-    """`enabled` turns False for good when forecasts fetch more than they save; `threshold` is the least score worth a
-    fetch.
+    """`enabled` turns False when forecasts fetch more than they save, until `restart`; `threshold` is the least score
+    worth a fetch.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -39,6 +39,11 @@ class PrefetchGovernor:
     @property
     def threshold(self) -> float:
         return max(_MIN_SCORE, self.link_load / (self.link_load + _CHUNKS * (1.0 - self.link_load)))
+
+    def restart(self) -> None:
+        """Fetching begins again: what was fetched before says nothing of it."""
+        self.enabled = True
+        self.useful = self.wasted = 0
 
     def settle(self, useful: bool) -> None:
         """One forecast expert was demanded, or was given up after bytes had been read for it."""

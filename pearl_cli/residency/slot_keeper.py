@@ -74,11 +74,15 @@ class SlotKeeper:
                 if arrival.load.expert not in self.state(arrival.load.layer).loads:
                     pending.discard(arrival.load)
 
+    @property
+    def _no_guests(self) -> bool:
+        return self._prefetcher is None or self._prefetcher.idle
+
     def nothing_leaves(self, state: LayerState) -> bool:
         """Whether the budget keeps every expert of the layer and no forecast is about: `drop_unwanted` finds nothing.
         """
         everything = state.cache.capacity == state.num_experts and not state.cache.logical
-        return everything and not state.loads and self._prefetcher is None and not self._ahead
+        return everything and not state.loads and self._no_guests and not self._ahead
 
     def drop_unwanted(self, state: LayerState, call: GateCall) -> None:
         """Free the slots of experts that the budget no longer keeps and this call does not use; drop forecasts that
@@ -94,7 +98,7 @@ class SlotKeeper:
         for load in unused:
             if not call.keeps[load.expert]:
                 self._drop(state, load)
-        if self._prefetcher is not None or self._ahead:
+        if not self._no_guests or self._ahead:
             for expert in call.group_of:
                 self._forget_guest(state, expert, useful=True)
 

@@ -71,11 +71,13 @@ _fields_of = operator.attrgetter(*(field.name for field in fields(TokenStats)))
 
 
 class DemandStats:
-    """Kept by the controller since its start. hits and misses: int64 [num_layers]."""
+    """Kept by the controller since its start. hits and misses: int64 [num_layers]; all_forecast_s: what
+    forecasts for eviction took, forecast_s: of it where no wait for experts came after it.
+    """
 
     __slots__ = (
-        "failed_prefetches", "hits", "miss_bytes", "misses", "n_tokens", "promoted", "useful_prefetch_bytes",
-        "wasted_prefetch_bytes",
+        "all_forecast_s", "failed_prefetches", "forecast_s", "hits", "miss_bytes", "misses", "n_tokens", "promoted",
+        "useful_prefetch_bytes", "wasted_prefetch_bytes",
     )  # fmt: skip
 
     def __init__(self, num_layers: int) -> None:
@@ -87,6 +89,8 @@ class DemandStats:
         self.useful_prefetch_bytes = 0
         self.wasted_prefetch_bytes = 0
         self.failed_prefetches = 0
+        self.forecast_s = 0.0
+        self.all_forecast_s = 0.0
 
     def snapshot(self, transfers: TransferStats) -> TokenStats:
         """Sums so far; the difference of two is what happened in between."""

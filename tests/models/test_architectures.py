@@ -22,7 +22,7 @@ from models.gguf import GGUFModel
 from models.loader import load_model
 from models.model import Model
 from models.resident import ResidentExperts
-from tests.tiny_models import hf_greedy, hf_logits, prompt, tiny_model, write_gguf
+from tests.tiny_models import FAMILIES, hf_greedy, hf_logits, prompt, tiny_model, write_gguf
 from tests.tolerances import LOGITS_RELATIVE
 
 N_TOKENS = 25
@@ -44,6 +44,7 @@ def yarn(factor: float, original: int, **more: float) -> dict[str, Any]:
     return {"rope_parameters": {"rope_theta": 10000.0, **parameters}}
 
 
+PHI_ROPE = FAMILIES["phimoe"][2]["rope_parameters"]
 LLAMA3 = {
     "rope_parameters": {
         "rope_theta": 10000.0,
@@ -82,6 +83,14 @@ CASES = {
     "deepseek2": Case("deepseek2"),
     "deepseek2_expanded": Case("deepseek2", expanded=True),
     "deepseek2_no_groups": Case("deepseek2", {"topk_method": "greedy", "n_group": None, "topk_group": None}),
+    "deepseek2_one_expert": Case("deepseek2", {"num_experts_per_tok": 1}),
+    "deepseek2_all_experts": Case(
+        "deepseek2",
+        {
+            "n_routed_experts": 5, "num_experts_per_tok": 5, "n_group": None, "topk_group": None,
+            "topk_method": "greedy",
+        },
+    ),
     "deepseek2_compressed_queries": Case("deepseek2", {"q_lora_rank": 40, "first_k_dense_replace": 0}),
     "deepseek2_yarn": Case(
         "deepseek2",
@@ -92,6 +101,11 @@ CASES = {
         },
     ),
     "deepseek2_v3": Case("deepseek2_v3"),
+    "deepseek2_v3_yarn": Case(
+        "deepseek2_v3",
+        yarn(4.0, 16, mscale=1.0, mscale_all_dim=1.0),
+        {**scaling_keys("deepseek2", "yarn", 4.0, 16), "deepseek2.rope.scaling.yarn_log_multiplier": 0.1},
+    ),
     "deepseek2_v3_stated_gating": Case("deepseek2_v3", keys={"deepseek2.expert_gating_func": 2}),
     "deepseek2_v3_expanded": Case("deepseek2_v3", expanded=True),
     "deepseek2_v3_one_expert": Case("deepseek2_v3", {"num_experts_per_tok": 1, "first_k_dense_replace": 2}),
@@ -102,6 +116,11 @@ CASES = {
     "gemma4_one_expert": Case("gemma4", {"top_k_experts": 1, "layer_types": ["full_attention"] * 4}),
     "gemma4_all_experts": Case("gemma4", {"top_k_experts": 5, "num_key_value_heads": 4}),
     "glm4moe": Case("glm4moe"),
+    "glm4moe_yarn": Case(
+        "glm4moe",
+        {"rope_parameters": {**yarn(4.0, 16)["rope_parameters"], "partial_rotary_factor": 0.5}},
+        scaling_keys("glm4moe", "yarn", 4.0, 16),
+    ),
     "glm4moe_plain_attention": Case("glm4moe", {"attention_bias": False, "use_qk_norm": False}),
     "glm4moe_one_expert": Case("glm4moe", {"num_experts_per_tok": 1}),
     "glm4moe_all_experts": Case("glm4moe", {"num_experts_per_tok": 5, "first_k_dense_replace": 0}),
@@ -119,6 +138,11 @@ CASES = {
     "granitemoe_one_expert": Case("granitemoe", {"num_experts_per_tok": 1}),
     "granitemoe_all_experts": Case("granitemoe_shared", {"num_experts_per_tok": 5}),
     "qwen3next": Case("qwen3next"),
+    "qwen3next_yarn": Case(
+        "qwen3next",
+        {"rope_parameters": {**yarn(4.0, 16)["rope_parameters"], "partial_rotary_factor": 0.5}},
+        scaling_keys("qwen3next", "yarn", 4.0, 16),
+    ),
     "qwen3next_older_layout": Case("qwen3next", expanded=True),
     "qwen3next_every_second": Case(
         "qwen3next",
@@ -155,6 +179,9 @@ CASES = {
     "lfm2moe_all_experts": Case("lfm2moe", {"num_experts_per_tok": 5, "num_dense_layers": 0}),
     "lfm2moe_attention_only": Case("lfm2moe", {"layer_types": ["full_attention"] * 4}),
     "phimoe": Case("phimoe"),
+    "phimoe_within_the_original_context": Case(
+        "phimoe", {"rope_parameters": {**PHI_ROPE, "original_max_position_embeddings": 64}}
+    ),
     "phimoe_plain": Case(
         "phimoe",
         {

@@ -12,8 +12,8 @@ import transformers
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
 
 from kernels.cpu.backend import CpuBackend
-from models.config_rope import RopeConfig
 from models.config_latent import read_latent
+from models.config_rope import RopeConfig
 from models.expert_store import ExpertStore
 from models.gguf import GGUFModel
 from models.loader import load_model

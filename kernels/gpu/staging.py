@@ -35,7 +35,7 @@ class Staging:
         """`array` in `memory` of the device. The host waits only when _SLOTS uploads are on their way, or for one that
         is larger than a buffer.
         """
-        source = torch.from_numpy(np.ascontiguousarray(array))
+        source = _tensor(array)
         out = memory.take(tuple(source.shape), source.dtype)
         self._send(source, out)
         return out
@@ -56,7 +56,7 @@ class Staging:
                 self._half, self._used = 1 - self._half, 0
             found = self._halves[self._half, self._used : self._used + array.size].view(array.shape)
             self._used += size
-            self._send(torch.from_numpy(np.ascontiguousarray(array)), found)
+            self._send(_tensor(array), found)
             self._known[key] = found
         return found
 
@@ -72,3 +72,9 @@ class Staging:
         staged.copy_(source)
         out.copy_(staged, non_blocking=True)
         self._events[at].record()
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """The same memory where torch can take it; torch has no read-only tensors."""
+    fit = array.flags.c_contiguous and array.flags.writeable
+    return torch.from_numpy(array if fit else np.array(array, order="C"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -21,6 +22,7 @@ from kernels.gpu.open_gpu import OpenGpu
 from pearl_cli.device import choose_gpu
 from pearl_cli.options import RunOptions
 from tests.gpu import kernel_checks, measure, residency_runs
+from tests.gpu.report import as_record
 from tests.tiny_gguf import tiny_moe, write_gguf
 
 
@@ -31,10 +33,21 @@ def main(folder: Path) -> None:
     choose_gpu._absence = lambda: None
     choose_gpu._open = lambda: OpenGpu(EmulatedCalls(1, as_array=torch.from_numpy), GpuBackend(), "emulated")
     gpu = choose_gpu._open()
-    kernel_checks.SLOTS = dict(list(kernel_checks.SLOTS.items())[:2])  # two types suffice for the script's logic
     residency_runs.SHARES = (100, 25)
     base = RunOptions(device="cuda", ctx_size=32, no_profile=True, seed=1)
-    plan = measure.Plan(False, 0, path, [path], base, n_prompt=2, n_gen=1)
+
+    def check() -> list[dict[str, Any]]:
+        groups = (*kernel_checks.groups()[:2], kernel_checks.OTHERS)  # two types suffice for the script's logic
+        return [
+            as_record(found) for name in groups for found in kernel_checks.checks_of_group(gpu.backend, name, False)
+        ]
+
+    def broken() -> Path:
+        raise OSError("no room for a model")
+
+    plan = measure.Plan(
+        check, path, [lambda: path, broken], 2, lambda: [path, folder / "none.gguf"], base, n_prompt=2, n_gen=1
+    )
     measure.run(gpu, plan, folder, 1e9, lambda text: print(text, file=sys.stderr))
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -26,58 +24,67 @@ TF32 = 5e-3  # tensor cores round factors to 11 bits; prompts only
 RECURRENT = 1e-4  # a state in float32 that is rounded at every token
 HALF = 2e-3  # keys and values were stored in 16 bits, whose rounding of equal inputs may differ by one unit
 Q8_CACHE = 2e-2  # and in blocks of 8 bits
+OTHERS = "others"
 
 
 @dataclass(frozen=True)
 class Check:
-    """error: largest difference over the largest value of the reference."""
+    """error: largest difference over the largest value of the reference; fault: what was raised instead, if at all."""
 
     op: str
     n_tokens: int
     error: float
     limit: float
+    fault: str = ""
 
     @property
     def ok(self) -> bool:
-        return self.error <= self.limit
+        return not self.fault and self.error <= self.limit
 
 
 def checks_of_type(gpu: Any, quant_type: QuantType, large: bool) -> Iterator[Check]:
     """What reads weights. large: shapes of real models; else small ones, for Triton's interpreter."""
     hidden, width, n_rows = (2048, 768, 1000) if large else (256, 256, 40)
     for n_tokens in (1, 5, 64) if large else (1, 40):
-        yield _linear(gpu, quant_type, n_tokens, n_rows, hidden)
-        yield from _experts(gpu, quant_type, n_tokens, hidden, width)
+        yield from tried("linear", n_tokens, lambda n=n_tokens: [_linear(gpu, quant_type, n, n_rows, hidden)])
+        yield from tried("experts", n_tokens, lambda n=n_tokens: _experts(gpu, quant_type, n, hidden, width))
 
 
 def other_checks(gpu: Any, large: bool) -> Iterator[Check]:
+    """What reads no weights, or F32 alone."""
     for n_tokens in (1, 5, 64) if large else (1, 40):
-        yield from _rows(gpu, n_tokens, 2048 if large else 256)
-        yield from _hybrid(gpu, n_tokens, *((16, 32, 128) if large else (2, 4, 16)))
+        yield from tried("norms, embed", n_tokens, lambda n=n_tokens: _rows(gpu, n, 2048 if large else 256))
+        sizes = (16, 32, 128) if large else (2, 4, 16)
+        yield from tried("hybrid layers", n_tokens, lambda n=n_tokens, s=sizes: _hybrid(gpu, n, *s))
     for kind, limit in (("f32", FLOAT32), ("f16", HALF), ("q8_0", Q8_CACHE)):
-        yield from _attention(gpu, kind, limit, 200 if large else 20)
-    for gating in ("softmax", "sigmoid", "softmax_topk"):
-        yield _router(gpu, RouterSpec(64, 6, gating, norm_topk_prob=gating == "softmax"), False)
-    yield _router(gpu, RouterSpec(64, 6, "sigmoid", True, 2.5, 8, 3), True)
-    yield _router(gpu, RouterSpec(16, 2, "sparsemixer", mixer_threshold=0.3), False)
+        length = 200 if large else 20
+        yield from tried(f"attention {kind}", length, lambda k=kind, m=limit, n=length: _attention(gpu, k, m, n))
+    routers = [
+        *((RouterSpec(64, 6, gating, gating == "softmax"), False) for gating in ("softmax", "sigmoid", "softmax_topk")),
+        (RouterSpec(64, 6, "sigmoid", True, 2.5, 8, 3), True),
+        (RouterSpec(16, 2, "sparsemixer", mixer_threshold=0.3), False),
+    ]
+    for spec, biased in routers:
+        yield from tried(f"router {spec.gating}", 33, lambda s=spec, b=biased: [_router(gpu, s, b)])
 
 
-def all_checks(gpu: Any, large: bool, workers: int) -> list[Check]:
-    """Types in `workers` processes at once, each with a backend of its own: compiling takes longer than all else, and
-    their kernels are in Triton's cache afterwards. 0: here, one after another.
-    """
-    if not workers:
-        return [*(check for kind in SLOTS for check in checks_of_type(gpu, kind, large)), *other_checks(gpu, large)]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        of_types = [pool.submit(_in_a_process, kind, large) for kind in SLOTS]
-        others = list(other_checks(gpu, large))
-        return [*(check for future in of_types for check in future.result()), *others]
+def tried(op: str, n_tokens: int, work: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+    """The checks of `work`; where it raises, that is a check that fails, and the others go on."""
+    try:
+        yield from work()
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        yield Check(op, n_tokens, float("inf"), 0.0, f"{type(error).__name__}: {lines[0][:200]}")
 
 
-def _in_a_process(quant_type: QuantType, large: bool) -> list[Check]:
-    from kernels.gpu.open_gpu import open_gpu
+def checks_of_group(gpu: Any, group: str, large: bool) -> Iterator[Check]:
+    """`group`: one of `groups()`."""
+    return other_checks(gpu, large) if group == OTHERS else checks_of_type(gpu, QuantType[group], large)
 
-    return list(checks_of_type(open_gpu().backend, quant_type, large))
+
+def groups() -> list[str]:
+    """What can be checked apart from the rest: a quant type's name, or OTHERS."""
+    return [*(kind.name for kind in SLOTS), OTHERS]
 
 
 def _check(op: str, n_tokens: int, got: np.ndarray, want: np.ndarray, limit: float) -> Check:

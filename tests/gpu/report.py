@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.gpu.gpu_state import held_back
 from tests.gpu.kernel_checks import Check
 
 _COLUMNS = {
@@ -17,15 +18,18 @@ _COLUMNS = {
 
 def failures(findings: dict[str, Any]) -> list[str]:
     """One line for everything that is wrong; empty when all is well."""
-    lines = [
-        f"{check['op']}, {check['n_tokens']} tokens: error {check['error']:.2e}, allowed {check['limit']:.0e}"
-        for check in findings["kernels"]
-        if not check["ok"]
-    ]
+    lines = list(findings["faults"])
+    for check in findings["kernels"]:
+        if not check["ok"]:
+            what = check["fault"] or f"error {check['error']:.2e}, allowed {check['limit']:.0e}"
+            lines.append(f"{check['op']}, {check['n_tokens']} tokens: {what}")
     for row in findings["streaming"]:
-        lines += [f"{row['model']}: {name} differs from resident" for name in row["different"]]
+        lines += [f"{row['model']}: {name} differs from {row['from']}" for name in row["different"]]
         if not row["finite"]:
             lines.append(f"{row['model']}: logits are not finite")
+    for run in findings["runs"]:
+        if run.get("fault"):
+            lines.append(f"{run['model']} {run['percent']}% {run['policy']}: {run['fault']}")
     return lines
 
 
@@ -34,11 +38,13 @@ def as_record(check: Check) -> dict[str, Any]:
 
 
 def write(findings: dict[str, Any], folder: Path) -> tuple[Path, Path]:
-    """gpu.json and gpu.md in `folder`; returns both."""
+    """gpu.json and gpu.md in `folder`, whole at every moment; returns both."""
     folder.mkdir(parents=True, exist_ok=True)
     as_json, as_markdown = folder / "gpu.json", folder / "gpu.md"
-    as_json.write_text(json.dumps(findings, indent=1))
-    as_markdown.write_text(markdown(findings))
+    for path, text in ((as_json, json.dumps(findings, indent=1)), (as_markdown, markdown(findings))):
+        scratch = path.with_suffix(".new")
+        scratch.write_text(text)
+        scratch.replace(path)
     return as_json, as_markdown
 
 
@@ -48,9 +54,11 @@ def markdown(findings: dict[str, Any]) -> str:
     parts = [
         f"# {findings['device']}\n",
         f"{findings['seconds']:.0f} s, {', '.join(f'{k} {v}' for k, v in findings['versions'].items())}\n",
-        f"{len(kernels)} kernel checks, {sum(row['compared'] for row in findings['streaming'])} comparisons of streamed"
-        f" with resident decoding: {'all right' if not faults else f'{len(faults)} wrong'}\n",
+        f"{len(kernels)} kernel checks; {sum(row['compared'] for row in findings['streaming'])} comparisons of streamed"
+        f" with resident decoding and of recorded with single launches: "
+        f"{'all right' if not faults else f'{len(faults)} wrong'}\n",
         *[f"- {fault}" for fault in faults],
+        *_circumstances(findings),
         "",
         _table(findings["runs"]),
     ]
@@ -68,10 +76,19 @@ def markdown(findings: dict[str, Any]) -> str:
     return "\n".join(parts) + "\n"
 
 
+def _circumstances(findings: dict[str, Any]) -> list[str]:
+    """What the device could do at that time."""
+    lines = [f"- {name}: {gb_s:.0f} GB/s" for name, gb_s in findings["bandwidths"].items()]
+    newest = findings["states"][-1] if findings["states"] else {}
+    if newest:
+        lines.append("- " + ", ".join(f"{name} {value}" for name, value in newest.items()))
+    return [*lines, *(f"- clocks were held back: {reason}" for reason in held_back(findings["states"]))]
+
+
 def _table(runs: list[dict[str, Any]]) -> str:
     lines = ["| " + " | ".join(_COLUMNS.values()) + " |", "|---" * len(_COLUMNS) + "|"]
     for run in runs:
-        if run.get("left_out"):
+        if run.get("left_out") or run.get("fault"):
             continue
         row = {**run, "miss_mb": (run["miss_bytes_per_token"] or 0) / 1e6}
         lines.append("| " + " | ".join(_cell(row[name]) for name in _COLUMNS) + " |")

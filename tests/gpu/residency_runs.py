@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from pearl_cli.bench.record import make_record
 from pearl_cli.bench.runner import Test, run_test
 from pearl_cli.bench.workload import Workload
+from pearl_cli.device import open_device
 from pearl_cli.open_engine import open_engine
 from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.options import RunOptions
@@ -73,14 +75,18 @@ def measure_until(
     models: list[Path], base: RunOptions, n_prompt: int, n_gen: int, time_is_up: Callable[[], bool]
 ) -> Iterator[dict[str, Any]]:
     """A record each case, models in turn, so that a run cut short has some of each; a case that time did not allow is
-    one with "left_out".
+    one with "left_out", and one that failed has a "fault".
     """
     for case in cases():
         for path in models:
+            about = {"model": str(path), **case.__dict__}
             if time_is_up():
-                yield {"model": str(path), **case.__dict__, "left_out": True}
-            else:
+                yield {**about, "left_out": True}
+                continue
+            try:
                 yield measure_case(path, case, base, n_prompt, n_gen)
+            except Exception as error:
+                yield {**about, "fault": f"{type(error).__name__}: {error}"}
 
 
 def streaming_equals_resident(path: Path, base: RunOptions, n_prompt: int, n_gen: int) -> dict[str, Any]:
@@ -95,7 +101,17 @@ def streaming_equals_resident(path: Path, base: RunOptions, n_prompt: int, n_gen
         if not np.array_equal(got, wanted):
             different.append(f"{case.percent}% {case.policy}{' fetching' if case.fetching else ''}")
     finite = bool(np.isfinite(wanted).all())
-    return {"model": path.stem, "compared": len(exact), "different": different, "finite": finite}
+    return {"model": path.stem, "from": "resident", "compared": len(exact), "different": different, "finite": finite}
+
+
+def recorded_equals_single(path: Path, base: RunOptions, n_prompt: int, n_gen: int) -> dict[str, Any]:
+    """Logits likewise, all resident: layers replayed as graphs against the same launches one by one."""
+    options = Case(100, "lru", False).options(base)
+    with mock.patch.object(open_device, "record_decoding", return_value=0):
+        wanted = _logits(path, options, n_prompt, n_gen)
+    same = np.array_equal(_logits(path, options, n_prompt, n_gen), wanted)
+    different, finite = ([] if same else ["recorded decoding"]), bool(np.isfinite(wanted).all())
+    return {"model": path.stem, "from": "single launches", "compared": 1, "different": different, "finite": finite}
 
 
 def _logits(path: Path, options: RunOptions, n_prompt: int, n_gen: int) -> np.ndarray:

@@ -41,7 +41,7 @@ from tests.tiny_gguf import tiny_moe, write_gguf
 
 OPTIONS = RunOptions(ctx_size=32, evict="lru", predictor="none", no_profile=True, seed=1)
 PROMPT, N_NEW = [5, 9], 3
-LONGER = [5, 9, 31, 17, 4, 60, 2, 44, 9, 30]  # of many tokens at once, which want nearly every expert
+LONGER, N_LONGER = [5, 9, 31, 17, 4, 60, 2, 44, 9, 30], 4  # many tokens at once, which want nearly every expert
 
 
 class TorchOps(TorchDispatchMode):
@@ -162,7 +162,7 @@ def tiny_cases(folder: Path) -> dict[str, Any]:
     cases["psr cpu"] = run(path, replace(psr, device="cpu"))
     cases["psr"] = run(path, psr, seed=6)
     cases["psr again"] = run(path, psr, seed=7)
-    cases["whole, longer"] = run(path, cuda, prompt=LONGER)
+    cases["whole, longer"] = run(path, cuda, 0, LONGER, N_LONGER)
     cases |= three_tiers(path, cuda, cases["whole"])
     return cases
 
@@ -178,8 +178,8 @@ def three_tiers(path: Path, cuda: RunOptions, whole: dict[str, Any]) -> dict[str
     )
     with mock.patch.object(open_device, "rss_bytes", return_value=process):
         steered = replace(options, predictor="next-gate")
-        cases = {f"tiers {seed}": run(path, options, seed=seed, prompt=LONGER) for seed in range(10, 14)}
-        return {**cases, "tiers fetching": run(path, steered, seed=14, prompt=LONGER)}
+        cases = {f"tiers {seed}": run(path, options, seed, LONGER, N_LONGER) for seed in range(10, 14)}
+        return {**cases, "tiers fetching": run(path, steered, 14, LONGER, N_LONGER)}
 
 
 def demo_cases() -> dict[str, Any]:

@@ -134,22 +134,23 @@ def test_disk_host_memory_and_device_under_two_ceilings(cases: dict[str, Any], n
 
 def test_a_token_allocates_nothing(cases: dict[str, Any]) -> None:
     """The first token of a length is launched op by op, the second is recorded; from then on all memory is there, and
-    what goes to the device is the token's id. Of lists of experts that were never seen each goes once, and steered
-    choices are the host's.
+    what goes to the device is the token's id. Of lists of experts that were never seen each goes once, and what the
+    host has chosen itself.
     """
     for name in ("whole", "15%", "30%", "fetching", "store", "psr"):
         first, _, *later = cases[name]["allocations"]
         assert first > 0, name  # it counts
         assert set(later) == {0}, name
-        fewest = 1 if name != "psr" else 1 + 2 * N_LAYERS
-        assert fewest <= cases[name]["uploads"][-1] <= fewest + 5 * N_LAYERS, name
+        assert 1 <= cases[name]["uploads"][-1] <= 1 + 5 * N_LAYERS, name
     assert cases["whole"]["uploads"][-1] == 1
 
 
 def test_no_value_is_asked_of_the_device_one_by_one(cases: dict[str, Any]) -> None:
-    """No `.item()`, which would wait for the device; and tokens that are replayed cost the same every time."""
+    """No `.item()`, which would wait for the device; and tokens that are replayed cost the same every time. The second
+    is recorded.
+    """
     for name in ("whole", "15%"):
         first, *replayed = cases[name]["torch_ops"]
         assert "_local_scalar_dense" not in {*first, *replayed[0], *replayed[1]}, name
         assert "copy_" in replayed[0], name  # it counts
-    assert cases["whole"]["torch_ops"][1] == cases["whole"]["torch_ops"][2]
+    assert cases["whole, longer"]["torch_ops"][2] == cases["whole, longer"]["torch_ops"][3]

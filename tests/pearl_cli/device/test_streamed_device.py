@@ -70,8 +70,10 @@ def test_forecasts_found_right_found_wrong_and_promoted(tmp_path: Path, seed: in
     ) as controller:
         run_calls(controller, store, seed=seed, sizes=[4, *[1] * 12, 9, *[1] * 6])
         stats = controller.queue.stats
-        assert stats.prefetch_bytes > 0
-        # which of the right ones are there in time is the threads' to say, and which wrong ones were begun
+        # which forecasts are read in time is the threads' to say where host memory holds few, and which wrong ones
+        # were begun
+        assert stats.prefetch_bytes + stats.promoted + stats.dropped > 0
+        assert ram == 0.0 or stats.prefetch_bytes > 0
         assert controller.demand.useful_prefetch_bytes + stats.promoted > 0
         assert controller.demand.wasted_prefetch_bytes + stats.dropped > 0
 

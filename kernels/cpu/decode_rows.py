@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kernels.cpu.dot_k import shifted
+from kernels.cpu.bit_fields import shifted
 from kernels.cpu.native import address_of
 from kernels.cpu.vector_ir import F32, I8, I32, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes, block_size

@@ -18,10 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kernels.cpu.bit_fields import shifted
 from kernels.cpu.dot_iq import IQ4_VALUES
 from kernels.cpu.dot_legacy import nibbles
 from kernels.cpu.vector_ir import F32, I8, I16, I32, PREFETCH_BYTES, V8F32, V8I32, V16I16, V32I8, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes
+
+_CHAINS = 2  # sums of a super-block: a dot product instruction takes 4 cycles
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +38,6 @@ class SuperBlock:
     signed: bool = False
     mins: Any = None
     dmin: Any = None
-
-
-def shifted(e: Emitter, value: Any, shift: int, mask: int) -> Any:
-    """(value >> shift) & mask, lane by lane; a negative shift goes left."""
-    amount = e.const(value.type, abs(shift))
-    moved = value if shift == 0 else e.b.lshr(value, amount) if shift > 0 else e.b.shl(value, amount)
-    return e.b.and_(moved, e.const(value.type, mask))
 
 
 def _words(e: Emitter, values: Sequence[Any]) -> Any:
@@ -171,10 +167,12 @@ def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: An
         for line in range(0, size, 64):
             e.prefetch(e.at(start, PREFETCH_BYTES + line))
         block = unpack(e, start)
-        total, apart = e.zero(V8I32), e.halves_apart(block.scales)
+        totals, apart = [e.zero(V8I32)] * _CHAINS, e.halves_apart(block.scales)
         for g, q in enumerate(block.q):
             x = e.load(e.at(x_base, 32 * g), V32I8)
-            total = e.scaled_dot(total, q, x, e.group_scale(apart, g), block.signed)
+            chain = g % _CHAINS
+            totals[chain] = e.scaled_dot(totals[chain], q, x, e.group_scale(apart, g), block.signed)
+        total = b.add(*totals)
         if block.mins is not None and block.dmin is None:
             total = b.sub(total, e.madd(block.mins, bsum))
         sums[0] = e.fma(b.sitofp(total, V8F32), e.splat(b.fmul(block.d, dx), 8), sums[0])

@@ -67,7 +67,7 @@ def _packed_header(e: Emitter, blocks: Sequence[Any]) -> Header:
     return Header(scales, halves, mins)
 
 
-def _iq4_xs_header(e: Emitter, blocks: Sequence[Any]) -> Header:
+def iq4_xs_header(e: Emitter, blocks: Sequence[Any]) -> Header:
     """d, 16 bits with the high two of each sub-scale, 4 bytes with the low nibbles; a sub-scale is both - 32."""
     b, width = e.b, len(blocks)
     header = e.joined([e.load(p, vec(I16, 4)) for p in blocks])
@@ -83,7 +83,7 @@ def _iq4_xs_header(e: Emitter, blocks: Sequence[Any]) -> Header:
 STAGED: dict[QuantType, Staged] = {
     QuantType.Q4_K: Staged(_packed_header, q4_k_groups),
     QuantType.Q5_K: Staged(_packed_header, q5_k_groups),
-    QuantType.IQ4_XS: Staged(_iq4_xs_header, iq4_xs_groups, signed=True),
+    QuantType.IQ4_XS: Staged(iq4_xs_header, iq4_xs_groups, signed=True),
 }
 
 

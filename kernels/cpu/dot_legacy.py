@@ -20,7 +20,8 @@ from typing import Any
 from llvmlite import ir
 
 from kernels.cpu.dot_iq import IQ4_VALUES, MXFP4_VALUES, e8m0_half
-from kernels.cpu.vector_ir import F16, F32, I1, I8, I32, PREFETCH_BYTES, V32I8, Emitter, vec
+from kernels.cpu.halves import by_halves, dot_of_halves, groups_together
+from kernels.cpu.vector_ir import F16, F32, I1, I8, I16, I32, PREFETCH_BYTES, V32I8, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes
 
 _STEP = 8  # blocks of one step of the row dot
@@ -42,7 +43,7 @@ class Block32:
 class Layout:
     """How a type stores a block: w = d * (codes - offset) + m. `codes` of the blocks at several addresses, one behind
     the other, are 0..127, or -128..127 if `signed`; the scale d and the minimum m are float16 at d_at and m_at, or d is
-    an e8m0 byte."""
+    an e8m0 byte. Where codes are nibbles, or found by them in `table`, the nibbles are at nibbles_at."""
 
     codes: Callable[[Emitter, Sequence[Any]], Any]
     d_at: int = 0
@@ -50,6 +51,8 @@ class Layout:
     signed: bool = False
     offset: int = 0
     e8m0: bool = False
+    nibbles_at: int | None = None
+    table: tuple[int, ...] | None = None
 
 
 def nibbles(e: Emitter, addresses: Sequence[Any]) -> Any:
@@ -60,14 +63,10 @@ def nibbles(e: Emitter, addresses: Sequence[Any]) -> Any:
     return e.b.bitcast(e.b.and_(words, e.const(words.type, 0x0F0F0F0F)), vec(I8, 32 * len(twice)))
 
 
-def _nibbles_at(e: Emitter, blocks: Sequence[Any], at: int) -> Any:
-    return nibbles(e, [e.at(p, at) for p in blocks])
-
-
 def _five_bits(e: Emitter, blocks: Sequence[Any], high: int, low: int) -> Any:
     """The nibbles at byte `low`, plus 16 where the bit of the u32 at byte `high` is set."""
     bits = e.joined([e.b.bitcast(e.load(e.at(p, high), I32), vec(I1, 32)) for p in blocks])
-    packed = _nibbles_at(e, blocks, low)
+    packed = nibbles(e, [e.at(p, low) for p in blocks])
     return e.b.or_(packed, e.b.select(bits, e.const(packed.type, 16), e.zero(packed.type)))
 
 
@@ -75,20 +74,36 @@ def _bytes(e: Emitter, blocks: Sequence[Any]) -> Any:
     return e.joined([e.load(e.at(p, 2), V32I8) for p in blocks])
 
 
+def _of_nibbles(at: int, table: Sequence[int] | None = None, **others: Any) -> Layout:
+    """The layout of a type whose codes are the nibbles at byte `at`, or what `table` says for each."""
+
+    def codes(e: Emitter, blocks: Sequence[Any]) -> Any:
+        packed = nibbles(e, [e.at(p, at) for p in blocks])
+        return packed if table is None else e.lookup(table, packed)
+
+    return Layout(codes, nibbles_at=at, table=None if table is None else tuple(table), **others)
+
+
 _MXFP4_OFFSET = max(MXFP4_VALUES)
 _MXFP4_CODES = tuple(value + _MXFP4_OFFSET for value in MXFP4_VALUES)
 
 LAYOUTS: dict[QuantType, Layout] = {
     QuantType.Q8_0: Layout(_bytes, signed=True),
-    QuantType.Q4_0: Layout(lambda e, ps: _nibbles_at(e, ps, 2), offset=8),
-    QuantType.Q4_1: Layout(lambda e, ps: _nibbles_at(e, ps, 4), m_at=2),
+    QuantType.Q4_0: _of_nibbles(2, offset=8),
+    QuantType.Q4_1: _of_nibbles(4, m_at=2),
     QuantType.Q5_0: Layout(lambda e, ps: _five_bits(e, ps, 2, 6), offset=16),
     QuantType.Q5_1: Layout(lambda e, ps: _five_bits(e, ps, 4, 8), m_at=2),
-    QuantType.IQ4_NL: Layout(lambda e, ps: e.lookup(IQ4_VALUES, _nibbles_at(e, ps, 2)), signed=True),
-    QuantType.MXFP4: Layout(
-        lambda e, ps: e.lookup(_MXFP4_CODES, _nibbles_at(e, ps, 1)), offset=_MXFP4_OFFSET, e8m0=True
-    ),
+    QuantType.IQ4_NL: _of_nibbles(2, IQ4_VALUES, signed=True),
+    QuantType.MXFP4: _of_nibbles(1, _MXFP4_CODES, offset=_MXFP4_OFFSET, e8m0=True),
 }
+
+
+def _layout_of_dot(e: Emitter, quant_type: QuantType) -> Layout:
+    """That of LAYOUTS, but signed tables 128 higher where a dot takes any unsigned bytes: signs cost it more."""
+    layout = LAYOUTS[quant_type]
+    if layout.table is None or not layout.signed or not e.takes_any_bytes:
+        return layout
+    return _of_nibbles(layout.nibbles_at or 0, [value + 128 for value in layout.table], offset=128)
 
 
 def _strided(e: Emitter, kind: Any, start: Any, at: int, stride: int, n: int) -> Any:
@@ -147,12 +162,40 @@ def _unpack(quant_type: QuantType) -> Callable[[Emitter, Any], Block32]:
 UNPACK: dict[QuantType, Callable[[Emitter, Any], Block32]] = {t: _unpack(t) for t in LAYOUTS}
 
 
+def _products(e: Emitter, layout: Layout, blocks: Sequence[Any], x: Any) -> Any:
+    """int32 lanes, 8 a block: 4-sums of codes times the activations at `x`."""
+    activations = e.load(x, vec(I8, 32 * len(blocks)))
+    return e.dot(e.zero(vec(I32, 8 * len(blocks))), layout.codes(e, blocks), activations, layout.signed)
+
+
+def _packed(e: Emitter, start: Any, at: int, stride: int, blocks: range) -> Any:
+    """16 bytes from byte `at` of each of `blocks`, one behind the other, of _STEP blocks from `start` on.
+
+    With 512-bit vectors and an even stride they are picked out of two windows, with one instruction.
+    """
+    if e.isa != "avx512vnni" or stride % 2:
+        return e.joined([e.load(e.at(start, stride * k + at), vec(I8, 16)) for k in blocks])
+    low = 0 if blocks[0] == 0 else _WINDOW_BYTES
+    windows = low, min(low + _WINDOW_BYTES, _STEP * stride - _WINDOW_BYTES)
+    places = [stride * k + at + i for k in blocks for i in range(0, 16, 2)]
+    lanes = [(p - low) // 2 if p < low + _WINDOW_BYTES else (p - windows[1] + _WINDOW_BYTES) // 2 for p in places]
+    first, second = (e.load(e.at(start, w), vec(I16, _WINDOW_BYTES // 2)) for w in windows)
+    return e.b.bitcast(e.shuffle(first, lanes, second), vec(I8, 16 * len(blocks)))
+
+
+def arranged(e: Emitter, quant_type: QuantType, n_cols: Any, record: Any) -> Any:
+    """What `row_dot` takes for `record`: (record, address of its int8 by halves, or None)."""
+    return record, None if LAYOUTS[quant_type].nibbles_at is None else by_halves(e, n_cols, record)
+
+
 def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: Any) -> Any:
-    """Float32 dot of the row at address `row` with one q8_32 record, 8 blocks a step, then the rest one by one.
+    """Float32 dot of the row at address `row` with one q8_32 record, `arranged`: 8 blocks a step, then the rest one by
+    one.
 
     sum of d * dx * (codes . q)  +  sum of m * s, or  -  offset * sum of d * s, where s = dx * sum of q.
     """
-    b, layout, size = e.b, LAYOUTS[quant_type], block_bytes(quant_type)
+    b, layout, size = e.b, _layout_of_dot(e, quant_type), block_bytes(quant_type)
+    record, halves = record
     d_base = b.add(record, n_cols)
     s_base = b.add(d_base, b.lshr(n_cols, e.i64(3)))
     n_blocks = b.lshr(n_cols, e.i64(5))
@@ -170,13 +213,19 @@ def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: An
                 e.prefetch(e.at(start, PREFETCH_BYTES + line))
             d = _scales(e, layout, start, layout.d_at, size, width)
             scale = b.fmul(d, dx)
-            for j in range(0, width, together):
-                blocks = [e.at(start, size * k) for k in range(j, j + together)]
-                x = e.load(e.at(x_base, 32 * j), vec(I8, 32 * together))
-                found = e.dot(e.zero(vec(I32, 8 * together)), layout.codes(e, blocks), x, layout.signed)
-                factor = e.shuffle(scale, [j + k // 8 for k in range(8 * together)])
+            is_wide = halves is not None and width == _STEP
+            count = groups_together(e) if is_wide else together
+            for j in range(0, width, count):
+                blocks = range(j, j + count)
+                if is_wide:
+                    packed = _packed(e, start, layout.nibbles_at or 0, size, blocks)
+                    at = e.at(b.add(halves, b.shl(first, e.i64(5))), 32 * j)
+                    found = dot_of_halves(e, packed, at, layout.table, layout.signed)
+                else:
+                    found = _products(e, layout, [e.at(start, size * k) for k in blocks], e.at(x_base, 32 * j))
+                factor = e.shuffle(scale, [j + k * count // found.type.count for k in range(found.type.count)])
                 found = e.widened(b.sitofp(found, factor.type), lanes)
-                chain = j // together % _CHAINS
+                chain = j // count % _CHAINS
                 sums[chain] = e.fma(found, e.widened(factor, lanes), sums[chain])
             if layout.offset or layout.m_at is not None:
                 factor = d if layout.m_at is None else _scales(e, layout, start, layout.m_at, size, width)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu import dot_float, dot_k, dot_k_staged, dot_legacy
+from kernels.cpu import dot_float, dot_iq4_xs, dot_k, dot_k_staged, dot_legacy
 from kernels.cpu.features import TARGET, Target
 from kernels.cpu.native import Emit, address_of
 from kernels.cpu.quantize_activations import FORM_KEYS, FORM_Q8_32, QUANTIZERS
@@ -18,12 +18,15 @@ from kernels.quant_types import QuantType
 
 DIRECT_TYPES: tuple[QuantType, ...] = (*dot_float.FLOAT_TYPES, *dot_legacy.UNPACK, *dot_k.UNPACK)
 N_ROW_ARGUMENTS = 6
+_ARRANGING = (dot_legacy, dot_iq4_xs)  # families that lay the record out anew, once for all rows of a call
 
 
 def _family(quant_type: QuantType) -> Any:
     """The module with the row dot of `quant_type`."""
     if quant_type in dot_float.FLOAT_TYPES:
         return dot_float
+    if quant_type == QuantType.IQ4_XS:
+        return dot_iq4_xs
     if quant_type in dot_k_staged.STAGED:
         return dot_k_staged
     return dot_k if quant_type in dot_k.UNPACK else dot_legacy
@@ -34,8 +37,10 @@ def emit_rows(quant_type: QuantType) -> Emit:
     family = _family(quant_type)
 
     def emit(e: Emitter, w: Any, row_bytes: Any, n_rows: Any, n_cols: Any, record: Any, out: Any) -> None:
+        x = family.arranged(e, quant_type, n_cols, record) if family in _ARRANGING else record
+
         def one(i: Any, _: list[Any]) -> list[Any]:
-            value = family.row_dot(e, quant_type, e.b.add(w, e.b.mul(i, row_bytes)), n_cols, record)
+            value = family.row_dot(e, quant_type, e.b.add(w, e.b.mul(i, row_bytes)), n_cols, x)
             e.store(value, e.b.add(out, e.b.shl(i, e.i64(2))), 4)
             return []
 

@@ -195,6 +195,11 @@ class Emitter:
         """Groups in one vector of `dot` and `lookup`: two with 512-bit vectors."""
         return 2 if self.isa == "avx512vnni" else 1
 
+    @property
+    def takes_any_bytes(self) -> bool:
+        """Whether weights of `dot` that are not signed may be 128..255 too."""
+        return self.isa in _VNNI
+
     # integer dot products of a group
     def dot(self, acc: Any, weights: Any, x: Any, signed: bool) -> Any:
         """acc + 4-sums of weights * x. `weights` are 0..127 (not signed) or -128..127 (signed), `x` is -127..127.

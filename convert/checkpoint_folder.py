@@ -33,6 +33,14 @@ def find_tensors(folder: Path, whole: bool = True) -> dict[str, Stored]:
     return tensors
 
 
+def unlisted_files(folder: Path, used: set[Path]) -> list[str]:
+    """Names of safetensors files in `folder` that are not among `used`; `consolidated.*` files are known and not told
+    of.
+    """
+    found = (path for path in folder.glob("*.safetensors") if path not in used)
+    return sorted(path.name for path in found if not path.name.startswith("consolidated"))
+
+
 def read_json(folder: Path, name: str, required: bool = False) -> dict[str, Any] | None:
     """The JSON object in `folder/name`, None where there is no such file. Raises CheckpointError."""
     path = folder / name

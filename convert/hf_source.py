@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from convert.checkpoint_folder import find_tensors, read_json
+from convert.checkpoint_folder import find_tensors, read_json, unlisted_files
 from convert.gguf_metadata import Metadata
 from convert.hf_config import HfConfig
 from convert.hf_sampling import add_sampling
+from convert.hf_stored_rows import StoredRows
 from convert.hf_template import add_chat_template
 from convert.hf_tensors import HfTensors
 from convert.hf_tokenizer import add_tokenizer
@@ -39,9 +40,12 @@ def open_hf_folder(
     metadata.u32("general.quantization_version", 2)
     config.add_metadata(metadata)
     add_sampling(metadata, folder)
-    builder = HfTensors(folder, dims, stored, _fp8_block(config), config.unused_layers)
+    builder = HfTensors(folder, dims, StoredRows(stored, _fp8_block(config)), config.unused_layers)
     tensors = builder.build(allow_unmapped)
     notes = config.notes + builder.notes
+    unlisted = unlisted_files(folder, {tensor.path for tensor in stored.values()})
+    if unlisted:
+        notes.append(f"left aside, the checkpoint's index does not name them: {', '.join(unlisted)}")
     tied = _settle_output(tensors, config.flag("tie_word_embeddings"), notes)
     if with_vocab:
         notes += add_tokenizer(metadata, folder, config.values, dims.vocab_size, pre)
@@ -71,7 +75,7 @@ def open_remains(folder: Path) -> Source:
     config = HfConfig(folder, values)
     dims = config.dims()
     stored = find_tensors(folder, whole=False)
-    builder = HfTensors(folder, dims, stored, _fp8_block(config), config.unused_layers)
+    builder = HfTensors(folder, dims, StoredRows(stored, _fp8_block(config)), config.unused_layers)
     return Source(
         name=folder.resolve().name,
         architecture=config.architecture,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from convert.delta_net_rows import delta_net_view, is_shifted_norm, norms_are_shifted, qkv_and_gate, unlikely_norms
-from convert.expert_rows import EveryNth, Mxfp4Rows, Reshaped, TransposedRows
+from convert.expert_rows import EveryNth, Reshaped, TransposedRows
 from convert.hf_names import (
     DROPPED,
     SEVERAL_TOKENS,
@@ -28,34 +28,30 @@ from convert.hf_names import (
     map_name,
     why_left_behind,
 )
+from convert.hf_stored_rows import StoredRows, check_shape
 from convert.latent_rows import KeyExpansion, ValueExpansion
 from convert.model_metadata import ModelDims
-from convert.rows import ArrayRows, FileRows, Fp8Rows, OpenFile, RopePermuted, Rows, Slice
+from convert.rows import ArrayRows, RopePermuted, Rows, Slice
 from convert.safetensors_header import Stored
 from convert.source import SourceTensor, check_experts, expert_name
 from convert.tensor_table import Shapes, expert_shape, has_experts, layer_shapes, outer_shapes
-from kernels.quant_types import QuantType, block_size
 from models.errors import CheckpointError, UnsupportedError
 
-_TYPES = {"F32": QuantType.F32, "F16": QuantType.F16, "BF16": QuantType.BF16}
-_SCALE = "_scale_inv"
-_BLOCKS, _BLOCK_SCALES = "_blocks", "_scales"  # of MXFP4, as gpt-oss ships it
 _PERMUTED = ("llama", "granitemoe")  # architectures whose GGUF keeps the rotary pairs of q and k side by side
 _LISTED = 8
 
 
 @dataclass(slots=True)
 class HfTensors:
-    """Builds source tensors; `notes` and open files are collected on the way. `unused_layers`: behind the last layer,
-    left behind with a note."""
+    """Builds source tensors out of `rows_of` the checkpoint; `notes` are collected on the way. `unused_layers`: behind
+    the last layer, left behind with a note.
+    """
 
     folder: Path
     dims: ModelDims
-    stored: dict[str, Stored]
-    fp8_block: tuple[int, int]
+    rows_of: StoredRows
     unused_layers: int
     notes: list[str] = field(default_factory=list)
-    _files: dict[Path, OpenFile] = field(default_factory=dict)
     _shapes: Shapes = field(default_factory=dict)
     _shifted_norms: bool = False
 
@@ -64,7 +60,7 @@ class HfTensors:
         for layer in range(self.dims.num_layers):
             self._shapes |= {f"blk.{layer}.{name}": shape for name, shape in layer_shapes(self.dims, layer).items()}
         if self.dims.delta_net is not None:
-            self._shifted_norms = norms_are_shifted(self.stored, self.dims.delta_net)
+            self._shifted_norms = norms_are_shifted(self.rows_of.stored, self.dims.delta_net)
 
     def build(self, allow_unmapped: bool, whole: bool = True) -> list[SourceTensor]:
         """Every tensor of the model, in no order; with `whole` False only those that are there. Raises CheckpointError,
@@ -73,8 +69,8 @@ class HfTensors:
         tensors = {tensor.name: tensor for tensor in self._made()}
         unmapped: list[str] = []
         left_behind: Counter[tuple[str, str]] = Counter()
-        for stored in self.stored.values():
-            if DROPPED.search(stored.name) or self._is_scale(stored.name):
+        for stored in self.rows_of.stored.values():
+            if DROPPED.search(stored.name) or self.rows_of.is_scale(stored.name):
                 continue
             reason = self._why_left_behind(stored.name)
             if reason is not None:
@@ -102,13 +98,7 @@ class HfTensors:
         return [SourceTensor(name, (len(v),), ArrayRows(np.array([v], np.float32))) for name, v in numbers.items()]
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-
-    def _is_scale(self, name: str) -> bool:
-        if name.endswith(_BLOCK_SCALES):
-            return name.removesuffix(_BLOCK_SCALES) + _BLOCKS in self.stored
-        return name.endswith(_SCALE) and name.removesuffix(_SCALE) in self.stored
+        self.rows_of.close()
 
     def _is_of_unused_layer(self, name: str) -> bool:
         layer = layer_of(name)
@@ -173,22 +163,16 @@ class HfTensors:
         if missing:
             raise CheckpointError(f"{self.folder}: the checkpoint has nothing for {', '.join(missing[:_LISTED])}")
 
-    def _check_shape(self, stored: Stored, expected: tuple[int, ...]) -> None:
-        if stored.shape != expected:
-            raise CheckpointError(
-                f"{stored.path}: '{stored.name}' has shape {list(stored.shape)}; config.json makes it {list(expected)}"
-            )
-
     def _plain(self, stored: Stored, place: Plain) -> SourceTensor:
         shape = self._shapes[place.name]
         is_short = place.name.endswith(".shortconv.conv.weight")
         if (is_short or place.name.endswith(".ssm_conv1d.weight")) and len(stored.shape) == 3:  # a 1 is among the three
-            self._check_shape(stored, (shape[0], 1, shape[1]) if is_short or self._shifted_norms else (*shape, 1))
+            check_shape(stored, (shape[0], 1, shape[1]) if is_short or self._shifted_norms else (*shape, 1))
             stored = dataclasses.replace(stored, shape=shape)
         # A gate of one row is stored as [1, width], a GGUF keeps it as a vector.
         is_row = len(stored.shape) == 2 and stored.shape[0] == 1 and len(shape) == 1
-        self._check_shape(stored, (1, *shape) if is_row else shape)
-        rows = self._rows(stored, math.prod(shape[:-1]), shape[-1])
+        check_shape(stored, (1, *shape) if is_row else shape)
+        rows = self.rows_of.rows(stored, math.prod(shape[:-1]), shape[-1])
         if self.dims.architecture in _PERMUTED and place.name.endswith((".attn_q.weight", ".attn_k.weight")):
             rows = RopePermuted(rows, self.dims.head_dim)
         if self.dims.delta_net is not None:
@@ -199,8 +183,8 @@ class HfTensors:
     def _key_head_groups(self, stored: Stored, place: KeyHeadGroups) -> list[SourceTensor]:
         net, hidden = self.dims.delta_net, self.dims.hidden_size
         assert net is not None
-        self._check_shape(stored, (net.conv_width + net.value_width, hidden))
-        parts = qkv_and_gate(self._rows(stored, *stored.shape), net)
+        check_shape(stored, (net.conv_width + net.value_width, hidden))
+        parts = qkv_and_gate(self.rows_of.rows(stored, *stored.shape), net)
         names = (f"blk.{place.layer}.{name}.weight" for name in ("attn_qkv", "attn_gate"))
         return [
             SourceTensor(name, (hidden, rows.n_rows), rows) for name, rows in zip(names, parts, strict=True)
@@ -214,8 +198,8 @@ class HfTensors:
 
     def _halves(self, stored: Stored, place: Halves) -> list[SourceTensor]:
         n_rows, n_cols = self._shapes[place.names[0]]
-        self._check_shape(stored, (n_rows * len(place.names), n_cols))
-        rows = self._rows(stored, n_rows * len(place.names), n_cols)
+        check_shape(stored, (n_rows * len(place.names), n_cols))
+        rows = self.rows_of.rows(stored, n_rows * len(place.names), n_cols)
         return [
             SourceTensor(name, (n_cols, n_rows), Slice(rows, index * n_rows, n_rows))
             for index, name in enumerate(place.names)
@@ -225,8 +209,8 @@ class HfTensors:
         latent, heads = self.dims.latent, self.dims.num_heads
         assert latent is not None
         nope, value, rank = latent.nope_dim, latent.value_dim, latent.kv_lora_rank
-        self._check_shape(stored, (heads * (nope + value), rank))
-        rows = self._rows(stored, heads * (nope + value), rank)
+        check_shape(stored, (heads * (nope + value), rank))
+        rows = self.rows_of.rows(stored, heads * (nope + value), rank)
         blk = f"blk.{place.layer}"
         return [
             SourceTensor(f"{blk}.attn_k_b.weight", (nope, rank, heads), KeyExpansion(rows, nope, value)),
@@ -240,8 +224,8 @@ class HfTensors:
         n_rows, n_cols = expert_shape(self.dims, place.linears[0])
         each = (n_rows * len(place.linears), n_cols)
         experts = [place.expert] if place.expert is not None else list(range(self.dims.num_experts))
-        self._check_shape(stored, each if place.expert is not None else (self.dims.num_experts, *each))
-        rows = self._rows(stored, math.prod(stored.shape[:-1]), n_cols)
+        check_shape(stored, each if place.expert is not None else (self.dims.num_experts, *each))
+        rows = self.rows_of.rows(stored, math.prod(stored.shape[:-1]), n_cols)
         return [
             SourceTensor(
                 expert_name(place.layer, expert, linear),
@@ -258,10 +242,10 @@ class HfTensors:
         n_parts, experts = len(place.linears), self.dims.num_experts
         rows: Rows
         if place.packed:
-            rows = self._packed(stored, experts, n_rows * n_parts, n_cols)
+            rows = self.rows_of.packed(stored, experts, n_rows * n_parts, n_cols)
         else:
-            self._check_shape(stored, (experts, n_cols, n_rows * n_parts))
-            rows = TransposedRows(self._rows(stored, experts * n_cols, n_rows * n_parts), n_cols)
+            check_shape(stored, (experts, n_cols, n_rows * n_parts))
+            rows = TransposedRows(self.rows_of.rows(stored, experts * n_cols, n_rows * n_parts), n_cols)
         return [
             SourceTensor(
                 expert_name(place.layer, expert, linear),
@@ -272,25 +256,12 @@ class HfTensors:
             for expert in range(experts)
         ]
 
-    def _packed(self, stored: Stored, experts: int, n_rows: int, n_cols: int) -> Rows:
-        scales = self.stored.get(stored.name.removesuffix(_BLOCKS) + _BLOCK_SCALES)
-        if scales is None:
-            raise CheckpointError(f"{stored.path}: '{stored.name}' has no '{_BLOCK_SCALES}' beside it to scale it by")
-        n_blocks = n_cols // block_size(QuantType.MXFP4)
-        self._check_shape(stored, (experts, n_rows, n_blocks, block_size(QuantType.MXFP4) // 2))
-        self._check_shape(scales, (experts, n_rows, n_blocks))
-        for tensor in (stored, scales):
-            if tensor.dtype != "U8":
-                raise CheckpointError(f"{tensor.path}: '{tensor.name}' is stored as {tensor.dtype}; MXFP4 needs U8")
-        files = self._file(stored.path), self._file(scales.path)
-        return Mxfp4Rows(files[0], stored.offset, files[1], scales.offset, experts * n_rows, n_cols)
-
     def _expert_biases(self, stored: Stored, place: ExpertBiasRows) -> list[SourceTensor]:
         """[E, n] of one linear, or of two in turn along a row."""
         n_parts = len(place.linears)
         n_rows, n_cols = self._shapes[f"blk.{place.layer}.ffn_{place.linears[0]}_exps.bias"]
-        self._check_shape(stored, (n_rows, n_cols * n_parts))
-        single = self._rows(stored, n_rows * n_cols * n_parts, 1)
+        check_shape(stored, (n_rows, n_cols * n_parts))
+        single = self.rows_of.rows(stored, n_rows * n_cols * n_parts, 1)
         return [
             SourceTensor(
                 f"blk.{place.layer}.ffn_{linear}_exps.bias",
@@ -299,36 +270,3 @@ class HfTensors:
             )
             for part, linear in enumerate(place.linears)
         ]
-
-    def _file(self, path: Path) -> OpenFile:
-        if path not in self._files:
-            self._files[path] = OpenFile(path)
-        return self._files[path]
-
-    def _rows(self, stored: Stored, n_rows: int, n_cols: int) -> Rows:
-        file = self._file(stored.path)
-        if stored.dtype in _TYPES:
-            return FileRows(file, stored.offset, n_rows, n_cols, _TYPES[stored.dtype])
-        if stored.dtype == "F8_E4M3":
-            return self._fp8_rows(stored, file, n_rows, n_cols)
-        raise UnsupportedError(
-            f"{stored.path}: '{stored.name}' is stored as {stored.dtype}; "
-            "supported: F32, F16, BF16, F8_E4M3 with block scales"
-        )
-
-    def _fp8_rows(self, stored: Stored, file: OpenFile, n_rows: int, n_cols: int) -> Rows:
-        scale = self.stored.get(stored.name + _SCALE)
-        if scale is None:
-            raise CheckpointError(
-                f"{stored.path}: '{stored.name}' is 8-bit but there is no '{stored.name}{_SCALE}' to scale it by"
-            )
-        *stack, matrix_rows, _ = stored.shape if len(stored.shape) > 1 else (1, *stored.shape)
-        blocks = (*stack, -(-matrix_rows // self.fp8_block[0]), -(-n_cols // self.fp8_block[1]))
-        if scale.shape != blocks:
-            raise CheckpointError(
-                f"{scale.path}: '{scale.name}' has shape {list(scale.shape)}; "
-                f"blocks of {self.fp8_block} make it {list(blocks)}"
-            )
-        n_scale_rows = math.prod(blocks[:-1])
-        scales = self._rows(scale, n_scale_rows, blocks[-1]).floats(0, n_scale_rows)
-        return Fp8Rows(file, stored.offset, n_rows, n_cols, scales, self.fp8_block, matrix_rows, scale.path)

@@ -1,6 +1,7 @@
 """Open anything that converts as a model whose shards are in host memory: nothing is written to a disk.
 
-What opens is what `pearl convert` would have written, byte for byte; only the checksums in the headers stay zero.
+What opens is what `pearl convert` would have written, byte for byte, but for the checksums: weights that are made when
+they are asked for have none, and the model says so by not having that key.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from convert.gguf_layout import CHECKSUMS_KEY
 from convert.host_shards import Allocate, HostShards
 from convert.open_source import open_source
 from convert.plan import ConvertOptions, Plan, plan_conversion
@@ -41,6 +43,8 @@ def open_in_ram(
             read_header(partial(shards.header, index), layout.file_bytes, layout.path, index)
             for index, layout in enumerate(plan.layouts)
         ]
+        for header in headers:
+            del header.metadata[CHECKSUMS_KEY], header.kinds[CHECKSUMS_KEY]
     except BaseException:
         source.close()
         raise

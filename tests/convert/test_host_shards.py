@@ -16,9 +16,10 @@ from convert.pipeline import ConvertOptions, convert
 from convert.rows import FileRows
 from kernels.cpu.memory import allocate
 from models.config import ModelConfig
-from models.errors import ConversionError, ReadFailure
+from models.errors import ConversionError, FileError, ReadFailure
 from models.expert_store import ExpertStore
 from models.gguf import GGUFModel
+from pearl_cli.verify_checksums import verify_checksums
 from tests.convert.checkpoints import weights, write_folder
 from tests.convert.test_hf_architectures import deepseek_config, deepseek_weights
 
@@ -52,9 +53,10 @@ def test_files_in_memory_are_those_on_the_disk(quant: str | None, threads: int, 
     assert len(ram.paths) > 2
     assert ram.tensors == disk.tensors
     checksums = "pearl.tensor_checksums"
-    assert {k: v for k, v in ram.metadata.items() if k != checksums} == {
-        k: v for k, v in disk.metadata.items() if k != checksums
-    }
+    assert ram.metadata == {k: v for k, v in disk.metadata.items() if k != checksums}
+    assert all(checksums not in header.metadata for header in ram.headers)
+    with pytest.raises(FileError, match="holds no checksums"):
+        verify_checksums(ram, lambda done, total: None)
     for index, path in enumerate(disk.paths):
         whole = np.empty(path.stat().st_size, np.uint8)
         ram.read_bytes(index, 0, whole, "all of it")

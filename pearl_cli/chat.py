@@ -45,6 +45,8 @@ class ReplyStats:
 
     def line(self) -> str:
         """One line for a person."""
+        if self.finish_reason == "cancelled" and not self.tokens:
+            return "[ stopped before the first token ]"
         new = self.prompt_tokens - self.reused_tokens
         stall = self.decode.stall_ms / max(self.tokens, 1)
         again = f" ({self.repeated_tokens} of them again)" if self.repeated_tokens else ""

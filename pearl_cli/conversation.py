@@ -40,5 +40,14 @@ class Conversation:
         self.turns.pop()
         return True
 
+    def take(self, messages: list[dict[str, str]]) -> None:
+        """Go on from `messages`, which `messages()` gave. Raises ValueError for others, and nothing has changed."""
+        head = 1 if messages and messages[0]["role"] == "system" else 0
+        turns = messages[head:]
+        roles = [turn["role"] for turn in turns]
+        if roles != ["user", "assistant"] * (len(turns) // 2):
+            raise ValueError("user and assistant do not take turns")
+        self.system, self.turns = (messages[0]["content"] if head else ""), [dict(turn) for turn in turns]
+
     def clear(self) -> None:
         self.turns.clear()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 from models.errors import ContextError, PearlError
 from pearl_cli.chat import Chat
-from pearl_cli.line_input import LineInput, open_line_input
+from pearl_cli.line_input import LineInput, open_line_input, read_message
+from pearl_cli.repl_files import load_conversation, save_conversation
 from pearl_cli.repl_routing import change_routing, show_routing
 from pearl_cli.repl_settings import change_setting, show_settings
 from pearl_cli.repl_stats import residency_table
@@ -19,11 +21,15 @@ COMMANDS = {
     "/regen": "answer the last question again",
     "/system TEXT": "set the system text (without TEXT: show it) and forget the conversation",
     "/read FILE": "ask with the contents of a file",
+    "/save FILE": "write the conversation to a file",
+    "/load FILE": "go on from a conversation that was saved",
     "/stats": "expert residency, hit rate, bytes and waiting so far",
     "/routing FLAGS": "change who chooses experts, e.g. psr --lambda 0.1, or exact (without FLAGS: show it)",
     "/set NAME VALUE": "change a sampling setting (without NAME: show them all)",
     "/exit": "leave (also /quit, or end of input)",
 }
+
+_LINES = "A backslash at the end of a line continues it in the next; Ctrl-C stops a reply."
 
 
 class Repl:
@@ -42,7 +48,9 @@ class Repl:
             "/regen": self._regen,
             "/system": self._system,
             "/read": self._read,
-            "/stats": lambda _: self._terminal.note(residency_table(self._chat.session.opened)),
+            "/save": self._save,
+            "/load": self._load,
+            "/stats": self._stats,
             "/routing": self._routing,
             "/set": self._set,
             "/exit": self._exit,
@@ -54,7 +62,7 @@ class Repl:
         asked_to_leave = False
         while not self._done:
             try:
-                line = self._lines.read().strip()
+                line = read_message(self._lines)
             except EOFError:
                 return 0
             except KeyboardInterrupt:
@@ -64,20 +72,26 @@ class Repl:
                 self._terminal.note("press Ctrl-C again, or type /exit, to leave")
                 continue
             asked_to_leave = False
-            if line:
+            if line.strip():
                 self._handle(line)
                 self._done = self._done or single_turn
         return 0
 
     def _handle(self, line: str) -> None:
+        """A command, or a message: also one that begins with a space, whatever follows it."""
         try:
-            name, _, rest = line.partition(" ")
+            line.encode()
+        except UnicodeEncodeError as error:
+            self._terminal.warn(f"this line was not sent: it is not UTF-8 text at character {error.start + 1}")
+            return
+        try:
+            name, _, rest = line.rstrip().partition(" ")
             if name in self._commands:
                 self._commands[name](rest.strip())
             elif line.startswith("/"):
-                self._terminal.warn(f"{name} is no command; /help lists them")
+                self._terminal.warn(f"{name} is no command; /help lists them, and a space before it makes it a message")
             else:
-                self.ask(line)
+                self.ask(line.strip())
         except ContextError as error:
             self._terminal.warn(f"{error}, or /clear the conversation")
         except PearlError as error:
@@ -92,8 +106,7 @@ class Repl:
             self._terminal.note(timings)
 
     def _help(self, _: str) -> None:
-        width = max(map(len, COMMANDS))
-        self._terminal.note("\n".join(f"{name:<{width}}  {text}" for name, text in COMMANDS.items()))
+        self._terminal.note(help_text(self._terminal.columns))
 
     def _clear(self, _: str) -> None:
         self._chat.conversation.clear()
@@ -126,6 +139,21 @@ class Repl:
             return
         self.ask(text)
 
+    def _save(self, name: str) -> None:
+        if not name:
+            self._terminal.warn("give a file: /save FILE")
+            return
+        self._terminal.note(save_conversation(Path(name).expanduser(), self._chat.conversation))
+
+    def _load(self, name: str) -> None:
+        if not name:
+            self._terminal.warn("give a file: /load FILE")
+            return
+        self._terminal.note(load_conversation(Path(name).expanduser(), self._chat.conversation))
+
+    def _stats(self, _: str) -> None:
+        self._terminal.note(residency_table(self._chat.session.opened, self._terminal.columns))
+
     def _routing(self, rest: str) -> None:
         opened = self._chat.session.opened
         self._terminal.note(change_routing(opened, rest) if rest else show_routing(opened))
@@ -140,3 +168,18 @@ class Repl:
 
     def _exit(self, _: str) -> None:
         self._done = True
+
+
+def help_text(columns: int) -> str:
+    """The commands and what a line means, wrapped to `columns`."""
+    width = max(map(len, COMMANDS)) + 2
+    if columns < 2 * width:
+        width = 4
+    lines: list[str] = []
+    for name, text in COMMANDS.items():
+        if width <= len(name):
+            lines.append(name)
+            name = ""
+        wrapped = textwrap.wrap(text, columns - 1 - width)
+        lines += [f"{name:<{width}}{wrapped[0]}", *(" " * width + rest for rest in wrapped[1:])]
+    return "\n".join([*lines, *textwrap.wrap(_LINES, columns - 1)])

@@ -1,11 +1,11 @@
-"""Where text goes: replies to stdout, everything else to stderr;
-
-colours and progress only where a person is looking.
+"""Where text goes: replies to stdout, everything else to stderr; colours and progress only where a person is looking,
+and only in a terminal that knows escape sequences.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from typing import TextIO
@@ -14,16 +14,32 @@ _COLOURS = {"user": "\x1b[1;32m", "reply": "", "note": "\x1b[2m", "warn": "\x1b[
 _RESET = "\x1b[0m"
 
 
+def is_dumb() -> bool:
+    """Whether the terminal says that it knows no escape sequences."""
+    return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+
+
 class Terminal:
-    """Writes for one run. `color` is "on", "off" or "auto" (a terminal without NO_COLOR)."""
+    """Writes for one run. `color` is "on", "off" or "auto" (a terminal that is not dumb, without NO_COLOR)."""
 
     def __init__(self, color: str = "auto", out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.out = out or sys.stdout
         self.err = err or sys.stderr
         self.out_is_tty = self.out.isatty()
         self.err_is_tty = self.err.isatty()
-        self.color = color == "on" or (color == "auto" and self.err_is_tty and not os.environ.get("NO_COLOR"))
+        self.draws = self.err_is_tty and not is_dumb()
+        self.color = color == "on" or (color == "auto" and self.draws and not os.environ.get("NO_COLOR"))
         self._progress_width = 0
+
+    @property
+    def columns(self) -> int:
+        """Width of what is written to: of the terminal as it is now, 80 where there is none."""
+        if not self.err_is_tty:
+            return 80
+        try:
+            return os.get_terminal_size(self.err.fileno()).columns or 80
+        except (OSError, ValueError):  # a stream of a test, or a terminal that is gone
+            return shutil.get_terminal_size().columns
 
     def reply(self, text: str) -> None:
         """A piece of the model's text, shown at once."""
@@ -57,9 +73,10 @@ class Terminal:
         print(text, file=self.err, flush=True)
 
     def progress(self, text: str) -> None:
-        """Replace the progress line; nothing where stderr is no terminal."""
-        if not self.err_is_tty:
+        """Replace the progress line, cut to the terminal's width; nothing where lines cannot be replaced."""
+        if not self.draws:
             return
+        text = text[: self.columns - 1]
         self.err.write("\r" + text.ljust(self._progress_width))
         self.err.flush()
         self._progress_width = len(text)
@@ -74,7 +91,7 @@ class Terminal:
 class Progress:
     """A progress callback `(done, total)` that draws `label`, percent and the time left, at most ten times a second.
 
-    On a stream that is no terminal it prints the label once, so that a log shows what took the time.
+    Where lines cannot be replaced it prints the label once, so that a log shows what took the time.
     """
 
     def __init__(self, terminal: Terminal, label: str, min_seconds: float = 0.5) -> None:
@@ -90,7 +107,7 @@ class Progress:
         spent = now - self._started
         if spent < self.min_seconds or total <= 0:
             return
-        if not self.terminal.err_is_tty:
+        if not self.terminal.draws:
             if not self._said:
                 self.terminal.note(f"{self.label} ...")
                 self._said = True

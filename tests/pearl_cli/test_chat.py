@@ -1,15 +1,9 @@
-"""`pearl chat`: piped use, slash commands, and Ctrl-C in a real terminal."""
+"""`pearl chat`, piped: turns, slash commands, faults that keep the session."""
 
-import contextlib
 import io
-import os
-import pty
 import re
-import select
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,39 +102,6 @@ def test_conversation_keeps_roles_alternating():
     assert talk.turns[-1] == {"role": "user", "content": "three"}
 
 
-class Pty:
-    """pearl chat in a pseudo terminal."""
-
-    def __init__(self, *args):
-        self.pid, self.fd = pty.fork()
-        if self.pid == 0:
-            os.chdir(ROOT)
-            os.environ["TERM"] = "dumb"
-            os.execv(sys.executable, [sys.executable, "-m", "pearl_cli", "chat", *map(str, args)])
-        self.seen = ""
-
-    def wait_for(self, pattern, seconds=90.0):
-        """Read until `pattern` is in what came since the last match."""
-        end = time.monotonic() + seconds
-        while not (found := re.search(pattern, self.seen)):
-            assert time.monotonic() < end, f"no {pattern!r} in {self.seen!r}"
-            if select.select([self.fd], [], [], 0.1)[0]:
-                self.seen += os.read(self.fd, 65536).decode("utf-8", "replace")
-        self.seen = self.seen[found.end() :]
-
-    def send(self, text):
-        os.write(self.fd, text.encode())
-
-    def exit_code(self):
-        while True:
-            try:
-                if not os.read(self.fd, 65536):
-                    break
-            except OSError:
-                break
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
 def test_a_read_that_fails_ends_the_reply_and_not_the_session(pearl, tiny_path, monkeypatch):
     """The next turn reads again, and says what it says in a session whose reads never failed."""
     flags = ["-m", tiny_path, "-n", "6", "--temp", "0", "--budget", "30%", "--no-profile"]
@@ -157,41 +118,6 @@ def test_a_read_that_fails_ends_the_reply_and_not_the_session(pearl, tiny_path, 
     done = pearl(*flags, stdin="one\n/clear\ntwo\n")
     assert (done.returncode, done.stderr.count("Input/output error")) == (0, 1)
     assert done.stdout.endswith(whole.stdout)
-
-
-@pytest.fixture
-def terminal(tiny_path):
-    session = Pty("-m", tiny_path, "-c", "128", "--throttle", "40KiB", "--budget", "30%", "--show-timings")
-    session.wait_for("/help for commands")
-    session.wait_for(">")
-    yield session
-    with contextlib.suppress(ProcessLookupError, ChildProcessError):
-        os.kill(session.pid, signal.SIGKILL)
-        os.waitpid(session.pid, 0)
-    os.close(session.fd)
-
-
-def test_ctrl_c_in_a_terminal(terminal):
-    """In a reply it ends the reply and keeps the session; twice at the prompt it leaves with 130."""
-    terminal.send("hello there\r")
-    time.sleep(1.0)  # somewhere in the prompt or in the reply, slowed down by the throttle
-    terminal.send("\x03")
-    terminal.wait_for("tokens at")
-    terminal.wait_for(">")
-    terminal.send("/stats\r")
-    terminal.wait_for("hit rate")
-    terminal.wait_for("context used")
-    terminal.wait_for(">")
-    terminal.send("\x03")
-    terminal.wait_for("again")
-    terminal.wait_for(">")
-    terminal.send("\x03")
-    assert terminal.exit_code() == 130
-
-
-def test_end_of_input_in_a_terminal_leaves_with_0(terminal):
-    terminal.send("\x04")
-    assert terminal.exit_code() == 0
 
 
 def test_the_seed_that_set_shows_reproduces_the_chat(pearl, tiny_path):

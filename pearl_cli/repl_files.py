@@ -1,0 +1,33 @@
+"""`/save` and `/load`: a conversation as one line of JSON, a list of messages as `pearl eval` and `pearl trace` read.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from models.errors import FileError
+from pearl_cli.conversation import Conversation
+from pearl_cli.text_file import read_text, write_text
+
+
+def save_conversation(path: Path, conversation: Conversation) -> str:
+    """Write it, and what to tell the user. Raises FileError."""
+    write_text(path, json.dumps(conversation.messages(), ensure_ascii=False) + "\n")
+    return f"{len(conversation.turns) // 2} turns are in {path}"
+
+
+def load_conversation(path: Path, conversation: Conversation) -> str:
+    """Go on from a saved one, and what to tell the user. Raises FileError, and nothing has changed."""
+    try:
+        messages = json.loads(read_text(path))
+        if not isinstance(messages, list) or not all(_is_message(each) for each in messages):
+            raise ValueError("no list of messages with role and content")
+        conversation.take(messages)
+    except ValueError as error:
+        raise FileError(f"{path}: not a conversation of /save ({error})") from error
+    return f"{len(conversation.turns) // 2} turns from {path}; the next message goes on from there"
+
+
+def _is_message(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("role"), str) and isinstance(entry.get("content"), str)

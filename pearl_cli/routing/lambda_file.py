@@ -26,7 +26,7 @@ def _key(settings: RoutingSettings, evict: str) -> dict[str, Any]:
         "routing": settings.name,
         "top_j": settings.top_j,
         "inserts": settings.inserts,
-        "steer": settings.steering.label(),
+        "steer": settings.steering.key(),
         "evict": evict,
         "price": settings.lambda_price,
     }
@@ -62,7 +62,7 @@ def stored_lambda(
     wanted = _key(settings, evict)
     fitting = [entry for entry in _entries(path, fingerprint) if all(entry[name] == wanted[name] for name in _SAME)]
     if not fitting:
-        shown = {**wanted, "price": f"{100 * wanted['price']:g}%"}
+        shown = {**wanted, "steer": settings.steering.label(), "price": f"{100 * wanted['price']:g}%"}
         asked = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in shown.items() if value != "")
         raise UsageError(
             f"--lambda auto: {path.name} has no factor for {asked}; find it first: pearl eval -f TEXT with the same "

@@ -116,6 +116,7 @@ class LogicalCache:
         present = cache.resident[likely]
         if self._steering.refresh:
             cache.history.last_use[likely[present]] = cache.history.clock
+            cache.history.touched_cycle[likely[present]] = cache.history.cycle
         new = likely[~present][: min(at_most, cache.capacity)]
         if not new.size:
             return new, new

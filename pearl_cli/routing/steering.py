@@ -25,22 +25,28 @@ class Steering:
 
     top_m: int | None = None
     recency: str = RECENT
-    refresh: bool = False
+    refresh: bool = True
     bonus: float = 1.0
     smoothing: float = 0.01
     norm: str = NEXT_NORM
 
     def label(self) -> str:
         """As `--steer` takes it; empty where all is default."""
-        changed = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
-        return ",".join(f"{name.replace('_', '-')}={_shown(getattr(self, name))}" for name in changed)
+        return self._text([f.name for f in fields(self) if getattr(self, f.name) != f.default])
+
+    def key(self) -> str:
+        """All of it, for files that outlive a default."""
+        return self._text([f.name for f in fields(self)])
+
+    def _text(self, names: list[str]) -> str:
+        return ",".join(f"{name.replace('_', '-')}={_shown(getattr(self, name))}" for name in names)
 
 
 DEFAULTS = Steering()
 
 
 def parse_steering(text: str) -> Steering:
-    """`top-m=8,recency=last-use,refresh=yes`. Raises ValueError that says what is wrong."""
+    """`top-m=8,recency=last-use,refresh=no`. Raises ValueError that says what is wrong."""
     values: dict[str, Any] = {}
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")

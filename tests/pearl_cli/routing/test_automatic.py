@@ -16,6 +16,7 @@ from pearl_cli.options import RunOptions
 from pearl_cli.routing.auto_inserts import LinkSpeed
 from pearl_cli.routing.lambda_file import lambda_path, store_lambda, stored_lambda
 from pearl_cli.routing.settings import RoutingSettings
+from pearl_cli.routing.steering import Steering
 from pearl_cli.sizes import Size
 from tests.tiny_gguf import Typed, tiny_moe, write_gguf
 
@@ -65,11 +66,24 @@ def test_a_factor_comes_back_for_the_same_setting_only(tmp_path: Path) -> None:
     assert "b.txt at a residency of 50%" in source
     assert stored_lambda(model, "f", PSR, "lru", 0.3)[0].lambda_ == 0.15
     for other, evict, fingerprint in (
-        (replace(PSR, inserts=2), "lru", "f"), (replace(PSR, lambda_price=0.01), "lru", "f"), (PSR, "pearl", "f"),
+        (replace(PSR, inserts=2), "lru", "f"), (replace(PSR, steering=Steering(refresh=False)), "lru", "f"),
+        (replace(PSR, lambda_price=0.01), "lru", "f"), (PSR, "pearl", "f"),
         (PSR, "lru", "another model"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match="pearl eval"):
             stored_lambda(model, fingerprint, other, evict, 0.25)
+
+
+def test_a_factor_found_under_another_default_is_not_used(tmp_path: Path) -> None:
+    """A stored setting names every open choice: what was the default when it was found may have changed since."""
+    model = tmp_path / "m.gguf"
+    path = store_lambda(model, "f", replace(PSR, lambda_=0.15), "lru", 0.25, 0.15, "a.txt")
+    stored = json.loads(path.read_text())
+    assert "refresh=yes" in stored["entries"][0]["steer"]
+    stored["entries"][0]["steer"] = stored["entries"][0]["steer"].replace("refresh=yes", "refresh=no")
+    path.write_text(json.dumps(stored))
+    with pytest.raises(UsageError, match="has no factor for routing psr, top-j 1, inserts 1, evict lru, price"):
+        stored_lambda(model, "f", PSR, "lru", 0.25)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"fingerprint": "f", "entries": [{"routing": "psr"}]}'])

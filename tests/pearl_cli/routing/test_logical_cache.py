@@ -63,13 +63,26 @@ def test_a_chosen_expert_is_no_longer_ahead_and_an_insert_of_nobody_changes_noth
     assert state_of(cache) == before
 
 
-def test_residents_that_are_predicted_again_are_refreshed_on_request() -> None:
-    cache = lru_cache(steering=Steering(refresh=True))
+@pytest.mark.parametrize(("steering", "evicted"), [(DEFAULTS, 2), (Steering(refresh=False), 1)])
+def test_residents_that_are_predicted_again_count_as_used_unless_told_otherwise(
+    steering: Steering, evicted: int
+) -> None:
+    cache = lru_cache(steering=steering)
     for event in ([0, 1], [2], [3]):
         use(cache, 0, event)
-    _, evicted = cache.insert(0, np.array([1, 5]), 1)
-    assert evicted.tolist() == [2]
-    assert members(cache, 0) == [1, 3, 5]
+    assert members(cache, 0) == [1, 2, 3]
+    assert cache.insert(0, np.array([1, 5]), 1)[1].tolist() == [evicted]
+
+
+def test_a_refreshed_resident_is_touched_as_an_inserted_one_is() -> None:
+    """Least-Stale protects what the running forward call has touched."""
+    cache = LogicalCache([3], 8, lambda: make_policy("least-stale"))
+    cache.begin(NO_TOKENS, 0, "decode")
+    for event in ([0, 1], [2], [3]):
+        use(cache, 0, event)
+    cache.begin(NO_TOKENS, 1, "decode")
+    cache.insert(0, np.array([1]), 1)
+    assert cache.insert(0, np.array([5, 6]), 2)[1].tolist() == [2, 3]
 
 
 def test_a_layer_without_experts_is_refused() -> None:

@@ -176,8 +176,8 @@ def test_choices_and_caches_are_those_of_the_listing(name: str, lambda_: float, 
 
 @pytest.mark.parametrize(
     "text",
-    ["top-m=1", "top-m=9", "recency=last-use", "refresh=yes", "bonus=0.25", "bonus=0", "smoothing=0.5", "norm=this",
-     "top-m=6,recency=last-use,refresh=yes,bonus=0.5,norm=this"],
+    ["top-m=1", "top-m=9", "recency=last-use", "refresh=no", "bonus=0.25", "bonus=0", "smoothing=0.5", "norm=this",
+     "top-m=6,recency=last-use,refresh=no,bonus=0.5,norm=this"],
 )  # fmt: skip
 def test_every_open_choice_does_what_it_says(text: str) -> None:
     spec, biased = SPECS["softmax"]

@@ -81,9 +81,9 @@ def test_a_compared_setting_that_is_none_is_refused(text: str) -> None:
 
 
 def test_open_choices_are_read_shown_and_read_back() -> None:
-    text = "top-m=8,recency=last-use,refresh=yes,bonus=0.5,smoothing=0.05,norm=this"
+    text = "top-m=8,recency=last-use,refresh=no,bonus=0.5,smoothing=0.05,norm=this"
     assert parse_steering(text).label() == text
-    assert parse_steering("refresh=no,norm=next") == DEFAULTS
+    assert parse_steering("refresh=yes,norm=next") == DEFAULTS
     assert DEFAULTS.label() == ""
     settings = parse_routing("psr --steer recency=last-use", PLAIN, "--compare")
     assert settings.steering == Steering(recency="last-use")

@@ -20,6 +20,7 @@ from models.errors import CheckpointError, UnsupportedArchitecture, UnsupportedE
 ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek2",
     "DeepseekV3ForCausalLM": "deepseek2",
+    "Dots1ForCausalLM": "dots1",
     "Gemma4ForCausalLM": "gemma4",
     "Gemma4ForConditionalGeneration": "gemma4",
     "Glm4MoeForCausalLM": "glm4moe",
@@ -27,6 +28,7 @@ ARCHITECTURES = {
     "GraniteMoeForCausalLM": "granitemoe",
     "GraniteMoeSharedForCausalLM": "granitemoe",
     "Lfm2MoeForCausalLM": "lfm2moe",
+    "MiniMaxM2ForCausalLM": "minimax-m2",
     "MixtralForCausalLM": "llama",
     "OlmoeForCausalLM": "olmoe",
     "PhiMoEForCausalLM": "phimoe",
@@ -37,10 +39,12 @@ ARCHITECTURES = {
     "Qwen3_5MoeForCausalLM": "qwen35moe",
     "Qwen3_5MoeForConditionalGeneration": "qwen35moe",
 }
-_PARTLY_ROTATED = ("glm4moe", "qwen35moe", "qwen3next")
+_PARTLY_ROTATED = ("glm4moe", "minimax-m2", "qwen35moe", "qwen3next")
 _WINDOWED = ("gemma4", "gpt-oss", "llama", "phimoe")  # architectures whose sliding window is kept
-_DEFAULT_THETA = {"gpt-oss": 1.5e5, "lfm2moe": 1e6, "llama": 1e6, "phimoe": 1e6}  # else 1e4
-_SMALL_EPS = ("deepseek2", "gemma4", "granitemoe", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next")
+_DEFAULT_THETA = {"gpt-oss": 1.5e5, "lfm2moe": 1e6, "llama": 1e6, "minimax-m2": 5e6, "phimoe": 1e6}  # else 1e4
+_SMALL_EPS = (
+    "deepseek2", "dots1", "gemma4", "granitemoe", "minimax-m2", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next",
+)  # fmt: skip
 _DEFAULT_EPS = dict.fromkeys(_SMALL_EPS, 1e-6)  # the others' is 1e-5
 
 

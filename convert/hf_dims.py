@@ -184,6 +184,36 @@ def _glm4(config: HfValues) -> Fields:
     }
 
 
+def _minimax(config: HfValues) -> Fields:
+    config.require("scoring_func", "sigmoid")
+    config.require("use_routing_bias", True)
+    config.require("use_qk_norm", True)
+    config.require("qk_norm_type", "per_layer")
+    config.require("attention_bias", False)
+    config.require("attn_type_list", [1] * config.integer("num_hidden_layers"))
+    config.require("shared_intermediate_size", 0)
+    n_rot = config.optional_integer("rotary_dim") or _rotated(config, 0.5)
+    return {"qk_norm": "full", "n_rot": n_rot, "gating": SIGMOID, "norm_topk_prob": True}
+
+
+def _dots(config: HfValues) -> Fields:
+    config.require("attention_bias", False)
+    config.require("scoring_func", "sigmoid")
+    config.require("topk_method", "noaux_tc")
+    config.require("moe_layer_freq", 1)
+    config.layer_types("full_attention", default=["full_attention"] * config.integer("num_hidden_layers"))
+    groups = config.integer("n_group", default=1)
+    return {
+        "moe_intermediate_size": config.integer("moe_intermediate_size"),
+        "qk_norm": "head",
+        "gating": SIGMOID,
+        "num_groups": groups if groups > 1 else None,
+        "num_groups_used": config.integer("topk_group") if groups > 1 else None,
+        "norm_topk_prob": _norm(config, False),
+        **_shared(config),
+    }
+
+
 def _deepseek(config: HfValues, is_v3: bool) -> Fields:
     config.require("attention_bias", False)
     config.require("mlp_bias", False)
@@ -227,12 +257,14 @@ def _norm(config: HfValues, default: bool) -> bool:
 
 
 _FIELDS: dict[str, Callable[[HfValues], Fields]] = {
+    "dots1": _dots,
     "gemma4": gemma4_fields,
     "glm4moe": _glm4,
     "gpt-oss": _gpt_oss,
     "granitemoe": _granite,
     "lfm2moe": _lfm2,
     "llama": _llama,
+    "minimax-m2": _minimax,
     "olmoe": _olmoe,
     "phimoe": _phimoe,
     "qwen2moe": _qwen2,

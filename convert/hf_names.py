@@ -41,6 +41,8 @@ _IN_LAYER = {
     "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
     "mlp.gate.weight": "ffn_gate_inp.weight",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.e_score_correction_bias": "exp_probs_b.bias",
+    "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.router.weight": "ffn_gate_inp.weight",
     "mlp.router.bias": "ffn_gate_inp.bias",
     "self_attn.sinks": "attn_sinks.weight",

@@ -120,6 +120,24 @@ SHAPES = {
         ),
         "gpt-4o",
     ),
+    "dots-llm1": Shape(
+        ModelDims(
+            architecture="dots1", hidden_size=4096, num_layers=62, num_heads=32, num_kv_heads=32, head_dim=128,
+            intermediate_size=10944, moe_intermediate_size=1408, num_experts=128, num_experts_per_tok=6,
+            vocab_size=152064, context_length=32768, rope_theta=1e7, rms_norm_eps=1e-5, norm_topk_prob=True,
+            qk_norm="head", shared_experts=2, leading_dense=1, router_scale=2.5, gating=SIGMOID,
+        ),
+        "qwen2",
+    ),
+    "minimax-m2": Shape(
+        ModelDims(
+            architecture="minimax-m2", hidden_size=3072, num_layers=62, num_heads=48, num_kv_heads=8, head_dim=128,
+            intermediate_size=1536, moe_intermediate_size=1536, num_experts=256, num_experts_per_tok=8,
+            vocab_size=200064, context_length=196608, rope_theta=5e6, rms_norm_eps=1e-6, norm_topk_prob=True,
+            qk_norm="full", n_rot=64, gating=SIGMOID,
+        ),
+        "minimax-m2",
+    ),
     "glm-4.5-air": Shape(
         ModelDims(
             architecture="glm4moe", hidden_size=4096, num_layers=46, num_heads=96, num_kv_heads=8, head_dim=128,

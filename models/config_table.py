@@ -60,6 +60,13 @@ _HYBRID: dict[str, Key] = {
 }
 _HYBRID_NEUTRAL = without(NEUTRAL, "expert_shared_feed_forward_length", "nextn_predict_layers")
 
+# Experts scored by sigmoid behind first layers that are dense, beside ungated shared ones.
+_SHARED: dict[str, Key] = {
+    "leading_dense": Key("leading_dense_block_count", int, 0, "experts in every layer"),
+    "shared_experts": Key("expert_shared_count", int, 0, "no shared expert"),
+    "gating": Key("expert_gating_func", int, 2, "the architecture's sigmoid"),
+}
+
 ARCHITECTURES: dict[str, Architecture] = {
     "deepseek2": Architecture(
         rope_interleaved=True,
@@ -72,6 +79,13 @@ ARCHITECTURES: dict[str, Architecture] = {
             "leading_dense_block_count",
             "rope.scaling.yarn_log_multiplier",
         ),
+    ),
+    "dots1": Architecture(
+        rope_interleaved=False,
+        fields=COMMON
+        | _SHARED
+        | {"norm_topk_prob": Key("expert_weights_norm", bool, False, "the architecture's rule")},
+        neutral=without(NEUTRAL, "expert_shared_count", "leading_dense_block_count"),
     ),
     "gemma4": Architecture(
         rope_interleaved=False,
@@ -96,13 +110,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "glm4moe": Architecture(
         rope_interleaved=False,
-        fields=COMMON
-        | {
-            "leading_dense": Key("leading_dense_block_count", int, 0, "experts in every layer"),
-            "shared_experts": Key("expert_shared_count", int, 0, "no shared expert"),
-            "unused_layers": Key("nextn_predict_layers", int, 0, "none"),
-            "gating": Key("expert_gating_func", int, 2, "the architecture's sigmoid"),
-        },
+        fields=COMMON | _SHARED | {"unused_layers": Key("nextn_predict_layers", int, 0, "none")},
         neutral=without(NEUTRAL, "expert_shared_count", "leading_dense_block_count", "nextn_predict_layers"),
     ),
     "gpt-oss": Architecture(
@@ -150,6 +158,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         neutral=without(NEUTRAL, "leading_dense_block_count"),
     ),
     "llama": Architecture(rope_interleaved=True, fields=COMMON, neutral=NEUTRAL),
+    "minimax-m2": Architecture(
+        rope_interleaved=False,
+        fields=COMMON
+        | {
+            "gating": Key("expert_gating_func", int, 2, "the architecture's sigmoid"),
+            "n_rot": Key("rope.dimension_count", int),
+        },
+        neutral=NEUTRAL,
+    ),
     "olmoe": Architecture(
         rope_interleaved=False,
         fields=COMMON | {"norm_topk_prob": Key("expert_weights_norm", bool, False, "the architecture's rule")},

@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 from models import (
     deepseek2,
+    dots1,
     gemma4,
     glm4moe,
     gpt_oss,
     granitemoe,
     lfm2moe,
     llama,
+    minimax_m2,
     olmoe,
     phimoe,
     qwen2moe,
@@ -26,12 +28,14 @@ from models.weights import WeightSource
 
 ARCHITECTURES: dict[str, Callable[[WeightSource, ModelConfig], Model]] = {
     "deepseek2": deepseek2.build,
+    "dots1": dots1.build,
     "gemma4": gemma4.build,
     "glm4moe": glm4moe.build,
     "gpt-oss": gpt_oss.build,
     "granitemoe": granitemoe.build,
     "lfm2moe": lfm2moe.build,
     "llama": llama.build,
+    "minimax-m2": minimax_m2.build,
     "olmoe": olmoe.build,
     "phimoe": phimoe.build,
     "qwen2moe": qwen2moe.build,

@@ -14,6 +14,8 @@ _RELATIVES = {
     "cohere2moe": "olmoe",
     "dbrx": "llama",
     "deepseek": "deepseek2",
+    "dots": "dots1",
+    "ernie4_5": "dots1",  # a bias for the choice, shared experts, first layers dense
     "exaone-moe": "glm4moe",
     "falcon-h1": "qwen3next",
     "glm-dsa": "deepseek2",
@@ -27,6 +29,7 @@ _RELATIVES = {
     "llada": "olmoe",
     "llama": "llama",
     "mamba": "qwen3next",  # a recurrent state in attention's place
+    "minimax": "minimax-m2",
     "mistral4": "deepseek2",
     "mistral": "llama",
     "nemotron": "qwen3next",

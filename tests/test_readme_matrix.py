@@ -27,12 +27,14 @@ GPU_TEST = ROOT / "tests/kernels/gpu/test_gpu_models.py"
 BEGIN, END = "<!-- architectures -->\n", "<!-- end of architectures -->"
 MODELS = {
     "deepseek2": "DeepSeek-V2, V3 and R1, Moonlight, Kimi",
+    "dots1": "dots.llm1",
     "gemma4": "Gemma 4 with experts",
     "glm4moe": "GLM-4.5 and GLM-4.5-Air",
     "gpt-oss": "gpt-oss",
     "granitemoe": "Granite 3 with experts",
     "lfm2moe": "LFM2 with experts",
     "llama": "Mixtral",
+    "minimax-m2": "MiniMax-M2",
     "olmoe": "OLMoE",
     "phimoe": "Phi-3.5-MoE",
     "qwen2moe": "Qwen1.5-MoE, Qwen2-MoE",

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests import tiny_hybrid, tiny_others
+from tests import tiny_hybrid, tiny_others, tiny_sigmoid
 
 VOCAB = 97
 COMMON = {
@@ -148,6 +148,7 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     ),
     **tiny_hybrid.FAMILIES,
     **tiny_others.FAMILIES,
+    **tiny_sigmoid.FAMILIES,
 }
 
 
@@ -293,8 +294,9 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
             "expert_gating_func": 2,
             "leading_dense_block_count": config.first_k_dense_replace,
         }
-    if architecture in tiny_others.METADATA:
-        keys |= tiny_others.METADATA[architecture](config)
+    for own in (tiny_others.METADATA, tiny_sigmoid.METADATA):
+        if architecture in own:
+            keys |= own[architecture](config)
     if architecture == "granitemoe":
         keys |= {
             "attention.scale": config.attention_multiplier,

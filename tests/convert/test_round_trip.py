@@ -75,6 +75,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2_yarn": ("deepseek2", {"rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}}),
     "deepseek2_v3": ("deepseek2_v3", {}),
     "deepseek2_v3_direct_queries": ("deepseek2_v3", {"q_lora_rank": None, "first_k_dense_replace": 0}),
+    "minimax_m2": ("minimax-m2", {}),
+    "minimax_m2_published_spelling": (
+        "minimax-m2",
+        {"rotary_dim": 12, "scoring_func": "sigmoid", "use_routing_bias": True, "qk_norm_type": "per_layer"},
+    ),
+    "dots1": ("dots1", {}),
+    "dots1_no_groups": ("dots1", {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "scoring_func": "sigmoid"}),
     "glm4moe": ("glm4moe", {}),
     "glm4moe_plain_attention": ("glm4moe", {"attention_bias": False, "use_qk_norm": False}),
     "gpt_oss": ("gpt-oss", {}),

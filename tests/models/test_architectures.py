@@ -111,6 +111,14 @@ CASES = {
     "deepseek2_v3_one_expert": Case("deepseek2_v3", {"num_experts_per_tok": 1, "first_k_dense_replace": 2}),
     "deepseek2_v3_all_experts": Case("deepseek2_v3", {"num_experts_per_tok": 6, "n_group": 1, "topk_group": 1}),
     "deepseek2_v3_not_normalised": Case("deepseek2_v3", {"norm_topk_prob": False}),
+    "dots1": Case("dots1"),
+    "dots1_no_groups": Case(
+        "dots1", {"n_routed_experts": 5, "num_experts_per_tok": 5, "n_group": 1, "topk_group": 1, "head_dim": 16}
+    ),
+    "dots1_one_expert": Case(
+        "dots1", {"num_experts_per_tok": 1, "num_key_value_heads": 1, "norm_topk_prob": False, "n_shared_experts": 1}
+    ),
+    "dots1_yarn": Case("dots1", yarn(4.0, 16), scaling_keys("dots1", "yarn", 4.0, 16)),
     "gemma4": Case("gemma4"),
     "gemma4_own_values": Case("gemma4", {"attention_k_eq_v": False, "final_logit_softcapping": None}),
     "gemma4_one_expert": Case("gemma4", {"top_k_experts": 1, "layer_types": ["full_attention"] * 4}),
@@ -137,6 +145,14 @@ CASES = {
     "granitemoe_shared": Case("granitemoe_shared", {"tie_word_embeddings": True}),
     "granitemoe_one_expert": Case("granitemoe", {"num_experts_per_tok": 1}),
     "granitemoe_all_experts": Case("granitemoe_shared", {"num_experts_per_tok": 5}),
+    "minimax_m2": Case("minimax-m2"),
+    "minimax_m2_one_expert": Case("minimax-m2", {"num_experts_per_tok": 1, "num_key_value_heads": 1}),
+    "minimax_m2_all_experts": Case("minimax-m2", {"num_experts_per_tok": 5, "num_key_value_heads": 4}),
+    "minimax_m2_yarn": Case(
+        "minimax-m2",
+        {"rope_parameters": {**yarn(4.0, 16)["rope_parameters"], "partial_rotary_factor": 0.5}},
+        scaling_keys("minimax-m2", "yarn", 4.0, 16),
+    ),
     "qwen3next": Case("qwen3next"),
     "qwen3next_yarn": Case(
         "qwen3next",

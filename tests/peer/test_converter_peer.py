@@ -34,7 +34,9 @@ PREDICTING = ("qwen3next", "qwen35moe")  # their folders may hold a layer for pr
 CASES = (*FAMILIES, *(f"{family}+mtp" for family in PREDICTING))
 FIELDS = peer_models.FIELDS | {
     "deepseek2_v3": {"scoring_func": "sigmoid"},  # as published; transformers keeps no such field
+    "dots1": {"scoring_func": "sigmoid"},
     "lfm2moe": {"tie_word_embeddings": True, "routed_scaling_factor": 1.0},  # the converter knows no other
+    "minimax-m2": {"rotary_dim": 12, "scoring_func": "sigmoid"},
     "phimoe": {  # the factor on cos and sin it computes itself, from the lengths
         "rope_parameters": OTHERS["phimoe"][2]["rope_parameters"] | {"short_mscale": 2**0.5, "long_mscale": 2**0.5}
     },

@@ -1,0 +1,71 @@
+"""More families of `tests.tiny_models`, whose experts are scored by sigmoid with a bias: MiniMax-M2 and dots.llm1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import transformers
+
+FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "minimax-m2": (
+        transformers.MiniMaxM2Config,
+        transformers.MiniMaxM2ForCausalLM,
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 32,
+            "head_dim": 24,
+            "rope_parameters": {"rope_theta": 5e6, "rope_type": "default", "partial_rotary_factor": 0.5},
+        },
+    ),
+    "dots1": (
+        transformers.Dots1Config,
+        transformers.Dots1ForCausalLM,
+        {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 4,
+            "head_dim": 24,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "n_group": 3,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 80,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "sliding_window": None,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    ),
+}
+
+
+def _minimax_metadata(config: Any) -> dict[str, Any]:
+    return {
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "rope.dimension_count": int(config.head_dim * config.rope_parameters["partial_rotary_factor"]),
+        "expert_feed_forward_length": config.intermediate_size,
+        "expert_gating_func": 2,
+    }
+
+
+def _dots_metadata(config: Any) -> dict[str, Any]:
+    return {
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_shared_count": config.n_shared_experts,
+        "expert_weights_scale": float(config.routed_scaling_factor),
+        "expert_weights_norm": config.norm_topk_prob,
+        "expert_gating_func": 2,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+        "leading_dense_block_count": config.first_k_dense_replace,
+    }
+
+
+METADATA: dict[str, Callable[[Any], dict[str, Any]]] = {"minimax-m2": _minimax_metadata, "dots1": _dots_metadata}

@@ -106,6 +106,6 @@ ROUTING_FLAGS = [
         "--residency",
         type=ResidencyParam(allow_percent=True),
         metavar="PCT",
-        help="Size of the logical cache.  [default: what the slots hold]",
+        help="Share of a layer's experts that the logical cache holds.  [default: what the slots hold]",
     ),
 ]

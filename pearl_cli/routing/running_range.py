@@ -24,6 +24,3 @@ class RunningRange:
         after = width if np.isnan(before) else (1.0 - self._smoothing) * before + self._smoothing * width
         self.value[layer] = after
         return float(after)
-
-    def reset(self) -> None:
-        self.value[:] = np.nan

@@ -9,7 +9,6 @@ from pearl_cli.options import RunOptions
 from pearl_cli.routing import physical
 from pearl_cli.routing.steering import DEFAULTS, Steering
 
-CACHE_AWARE = ("cache-prior", "psr", physical.NAME)
 DEFAULT_LAMBDA = 0.1  # about half a percent of perplexity on the demo model
 DEFAULT_TOP_J = 1
 DEFAULT_INSERTS = {"cache-prior": 0, "psr": 1, physical.NAME: 0}

@@ -11,7 +11,7 @@ from models.errors import UsageError
 from pearl_cli.options import RunOptions
 from pearl_cli.routing.check_counts import check_counts
 from pearl_cli.routing.parse_flags import parse_routing
-from pearl_cli.routing.settings import CACHE_AWARE, routing_settings
+from pearl_cli.routing.settings import routing_settings
 from pearl_cli.routing.steering import DEFAULTS, Steering, parse_steering
 from pearl_cli.routing_options import ROUTINGS
 from pearl_cli.sizes import Size
@@ -20,7 +20,8 @@ PLAIN = RunOptions(model=Path("m.gguf"))
 
 
 def test_names_on_the_command_line_are_the_policies() -> None:
-    assert ("exact", *CACHE_AWARE) == ROUTINGS
+    assert [routing_settings(replace(PLAIN, routing=name)).exact for name in ROUTINGS] == [True, False, False, False]
+    assert {routing_settings(replace(PLAIN, routing=name)).name for name in ROUTINGS} == set(ROUTINGS)
 
 
 def test_defaults() -> None:

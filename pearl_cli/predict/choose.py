@@ -104,9 +104,11 @@ class Forecasting:
         return EmaPredictor(*shape, self.stride)
 
 
-def make_forecaster(card: PredictorCard, arrays: Mapping[str, np.ndarray]) -> HorizonForecaster:
+def make_forecaster(
+    card: PredictorCard, arrays: Mapping[str, np.ndarray], recalibrates: bool = True
+) -> HorizonForecaster:
     """The runtime form of kinds `horizon-mlp` and `trajectory`."""
-    return (TrajectoryForecaster if card.kind == "trajectory" else HorizonForecaster)(card, arrays)
+    return (TrajectoryForecaster if card.kind == "trajectory" else HorizonForecaster)(card, arrays, recalibrates)
 
 
 def _shape(config: ModelConfig) -> tuple[int, int, int]:

@@ -1,6 +1,6 @@
 """Probabilities of use at the next K events of a layer, from its router's input and its own past: kind `horizon-mlp`.
 
-logits = W2 relu(W1 x + b1) + b2 + sum_f C_kf log-feature_f of the layer's reuse history.
+logits = W2 relu(W1 x + b1) + b2 + sum_f C_kf log-feature_f of the layer's reuse history, recalibrated while serving.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pearl_cli.predict.expected_next_use import expected_next_use
+from pearl_cli.predict.online_calibration import OnlineCalibration
 from pearl_cli.predict.predictor_file import PredictorCard
 from pearl_cli.predict.reuse_history import ReuseHistory
 
@@ -19,13 +20,17 @@ _SMALLEST_RATE = 1e-4
 class HorizonForecaster:
     """A `NextUse` with one network per layer. latest[layer]: float32 [K, E] after the layer's newest event, or None."""
 
-    def __init__(self, card: PredictorCard, arrays: Mapping[str, np.ndarray]) -> None:
-        """arrays: as `load_predictor` returns them; shared, not changed."""
+    def __init__(self, card: PredictorCard, arrays: Mapping[str, np.ndarray], recalibrates: bool = True) -> None:
+        """arrays: as `load_predictor` returns them; shared, not changed. recalibrates: False for the sigmoids as they
+        were trained.
+        """
         self.name = card.kind
         self.card = card
         self.latest: dict[int, np.ndarray] = {}
         self._arrays = arrays
-        ReuseHistory(card.num_experts, 1).record_all(np.zeros((1, 1), np.int64))  # compiles now, not in the first token
+        self._recalibrates = recalibrates
+        self._calibration = {layer: OnlineCalibration(card.horizon, card.num_experts) for layer in card.layers}
+        _compile(card.num_experts)
         shape = (1, card.horizon, card.num_experts)  # of one token: a decoded one allocates nothing of that size
         self._logits = {layer: np.empty((1, shape[1] * shape[2]), np.float32) for layer in card.layers}
         self._added, self._silent = np.empty(shape, np.float32), np.empty(shape)
@@ -35,7 +40,7 @@ class HorizonForecaster:
         pass
 
     def fresh(self) -> HorizonForecaster:
-        return type(self)(self.card, self._arrays)
+        return type(self)(self.card, self._arrays, self._recalibrates)
 
     def expected(self, layer: int, x: np.ndarray, topk_ids: np.ndarray) -> np.ndarray:
         """As `NextUse.expected`."""
@@ -56,6 +61,8 @@ class HorizonForecaster:
         logits: np.ndarray = flat.reshape(len(x), card.horizon, card.num_experts)
         features, frequency = self._history[layer].record_all(topk_ids)
         logits += np.matmul(self._arrays[blk + "c"], features, out=self._added if one else None)
+        if self._recalibrates:
+            self._calibration[layer].recalibrate(logits, topk_ids)
         probabilities = sigmoid(logits)
         self.latest[layer] = probabilities[-1]
         return probabilities, frequency
@@ -66,6 +73,13 @@ class HorizonForecaster:
         h += self._arrays[f"blk.{layer}.b1"]
         np.maximum(h, 0.0, out=h)
         return h
+
+
+def _compile(num_experts: int) -> None:
+    """Now, not in the first token."""
+    one = np.zeros((1, 1), np.int64)
+    ReuseHistory(num_experts, 1).record_all(one)
+    OnlineCalibration(1, num_experts).recalibrate(np.zeros((1, 1, num_experts), np.float32), one)
 
 
 def sigmoid(z: np.ndarray) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Judge a trained predictor on held-out tokens by the very code that runs it: recall by horizon and calibration."""
+"""Judge a trained predictor on held-out tokens by the very code that runs it, without what it learns while serving:
+recall by horizon and calibration.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def forecasts(recorded: RecordedTokens, card: PredictorCard, arrays: Mapping[str
         mlp = StrideMLP(card, arrays, _Host())  # type: ignore[arg-type]
         scores = [mlp.scores(layer, recorded.hidden[:, i].astype(np.float32)) for i, layer in enumerate(card.layers)]
         return np.stack(scores, axis=1)[:, :, None]
-    forecaster = make_forecaster(card, arrays)
+    forecaster = make_forecaster(card, arrays, recalibrates=False)
     shape = (len(recorded.hidden), len(card.layers), card.horizon, card.num_experts)
     result = np.empty(shape, np.float32)
     for rows in turns_of(recorded):

@@ -128,9 +128,9 @@ def _export(net: nn.Module, layers: list[int], kind: str) -> dict[str, np.ndarra
     tensors: dict[str, np.ndarray] = {}
     for i, layer in enumerate(layers):
         blk = f"blk.{layer}."
-        tensors |= {blk + "w2": net.w2[i].numpy(), blk + "b2": net.b2[i].numpy()}
+        tensors |= {blk + "w2": net.head.w2[i].numpy(), blk + "b2": net.head.b2[i].numpy()}
         if kind != "mlp":
-            tensors[blk + "c"] = net.c[i].numpy()
+            tensors[blk + "c"] = net.head.c[i].numpy()
         if kind != "trajectory":
             tensors |= {blk + "w1": net.w1[i].numpy(), blk + "b1": net.b1[i].numpy()}
             continue

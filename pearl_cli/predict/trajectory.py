@@ -15,8 +15,8 @@ GRU_LAYERS = 2
 
 
 class TrajectoryForecaster(HorizonForecaster):
-    def __init__(self, card: PredictorCard, arrays: Mapping[str, np.ndarray]) -> None:
-        super().__init__(card, arrays)
+    def __init__(self, card: PredictorCard, arrays: Mapping[str, np.ndarray], recalibrates: bool = True) -> None:
+        super().__init__(card, arrays, recalibrates)
         self._state = {layer: np.zeros((GRU_LAYERS, card.width), np.float32) for layer in card.layers}
         self._next_position = 0
 

@@ -80,4 +80,7 @@ def test_it_evicts_better_than_recency_and_frequency_on_held_out_text(forecast_p
                 ("forecast", "pearl", make_forecaster(card, arrays)),
             ]
         }
+        as_trained = make_forecaster(card, arrays, recalibrates=False)
+        without = sum(misses(records, layer, slots, "pearl", as_trained) for layer in card.layers)
+        assert total["forecast"] <= 1.002 * without, (total, without)
         assert total["forecast"] < 0.97 * min(count for name, count in total.items() if name != "forecast"), total

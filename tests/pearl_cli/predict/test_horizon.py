@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.expert_provider import Routing
 from pearl_cli.predict.choose import make_forecaster
 from pearl_cli.predict.horizon_prefetch import HorizonPrefetch
 from pearl_cli.predict.mlp import StrideMLP
@@ -39,7 +40,7 @@ def test_equals_the_network_that_was_trained(kind: str) -> None:
         features = torch.from_numpy(history_features(ids, EXPERTS))
         given = torch.from_numpy(np.stack([x, x], axis=1)), torch.stack([features, features], dim=1)
         expected = torch.sigmoid(net(*(g[None] for g in given))[0] if kind == "trajectory" else net(*given)).numpy()
-    forecaster = make_forecaster(random_predictor(kind)[0], arrays)
+    forecaster = make_forecaster(random_predictor(kind)[0], arrays, recalibrates=False)
     forecaster.begin(np.zeros(T, np.int64), 0, "prefill")
     for i, layer in enumerate((0, 2)):
         got, _ = forecaster.observe(layer, x, ids)
@@ -90,7 +91,8 @@ def test_stride_mlp_aims_at_the_layer_further_on_and_around_the_corner() -> None
         x = tokens()[0][:1]
 
     mlp = StrideMLP(*random_predictor("mlp"), Host())  # type: ignore[arg-type]
-    found = [mlp.forecast(layer, None, Inputs(), None)[0] for layer in (0, 2)]  # type: ignore[arg-type]
+    routing = Routing(np.array([[0, 1]], np.int32), np.ones((1, 2), np.float32))
+    found = [mlp.forecast(layer, None, Inputs(), routing)[0] for layer in (0, 2)]  # type: ignore[arg-type]
     assert [f.layer for f in found] == [2, 0]
     assert all(f.scores.min() > 0.0 and f.scores.max() < 1.0 for f in found)
 

@@ -12,8 +12,10 @@ from sys import getrefcount
 
 import numpy as np
 
-KEPT = 8
-"""Arrays of one shape that are kept at most; a token has at most five of one shape in use at once."""
+KEPT = 12
+"""Arrays of one shape that are kept at most. A token of gemma4 has seven of one shape in use at once, others have
+five at most.
+"""
 
 MAX_SHAPES = 512
 

@@ -36,7 +36,7 @@ def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: An
     b, n_blocks = e.b, e.b.lshr(n_cols, e.i64(8))
     d_base = b.add(b.add(record, n_cols), b.lshr(n_cols, e.i64(3)))
     pair_base = b.add(d_base, b.lshr(n_cols, e.i64(6)))
-    stage = e.scratch(4 * _GROUPS * WIDTH + 64)  # a super-block's second scales are read as 64 bytes
+    stage = e.scratch(4 * _GROUPS * WIDTH)
 
     def step(i: Any, sums: list[Any]) -> list[Any]:
         first = b.mul(i, e.i64(WIDTH))
@@ -55,7 +55,7 @@ def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: An
             for half in (0, 1):
                 packed = e.load(e.at(p, 8 + 64 * half), vec(I8, 64))
                 found = b.sitofp(dot_of_halves(e, packed, e.at(x, 128 * half), _TABLE, False), _V16F32)
-                scales = e.load(e.at(b.add(stage, b.shl(k, e.i64(5))), 16 * half), _V16F32, 4)
+                scales = e.load(e.at(b.add(stage, b.shl(k, e.i64(5))), 16 * half), vec(F32, 4), 4)
                 carried[half] = e.fma(found, e.shuffle(scales, [lane // 4 for lane in range(16)]), carried[half])
             return carried
 

@@ -100,9 +100,8 @@ def read_trace(path: Path) -> RouteTrace:
     num_layers = len(layer_bytes)
     layers_match = about.get("n_layer", str(num_layers)) == str(num_layers)
     if not rows.size or not layers_match or sorted(layer_bytes) != list(range(num_layers)):
-        raise FileError(
-            f"{path}: {'no rows' if not rows.size else 'the preamble does not give expert_bytes of every layer'}"
-        )
+        fault = "no rows" if not rows.size else "the preamble does not give expert_bytes of every layer"
+        raise FileError(f"{path}: {fault}; record it again (pearl trace)")
     num_experts = int(about["n_expert"])
     if rows.min() < 0 or rows[:, 3].max() >= num_layers or rows[:, 5].max() >= num_experts:
         raise FileError(f"{path}: a row names a layer or expert that the preamble does not have")
@@ -137,7 +136,7 @@ def _read_preamble(path: Path, lines: TextIO) -> tuple[dict[str, str], dict[int,
             layer_bytes[int(pairs["layer"])] = int(pairs["expert_bytes"])
         else:
             about.update(pairs)
-    raise FileError(f"{path}: the trace ends before its header line")
+    raise FileError(f"{path}: the trace ends before its header line; record it again (pearl trace)")
 
 
 def _read_rows(path: Path, lines: TextIO, header: list[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -38,7 +38,7 @@ _PLOT_PERCENTS = (5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 100)
               help="none, ema, oracle:RECALL[:PRECISION]; with --hidden token-table or a trained file.")  # fmt: skip
 @click.option("--hidden", type=click.Path(path_type=Path), help="Router inputs recorded with the trace.")
 @click.option("--stride", type=click.IntRange(1, 8), default=1, show_default=True, help="Layers ahead to forecast.")
-@click.option("--bandwidth", type=SizeParam(), metavar="SIZE", default="1GiB", show_default=True,
+@click.option("--bandwidth", type=SizeParam(above_zero=True), metavar="SIZE", default="1GiB", show_default=True,
               help="Bytes a second of the link.")  # fmt: skip
 @click.option("--latency-ms", type=click.FloatRange(min=0), default=0.1, show_default=True, help="Of one read.")
 @click.option("--compute-ms", type=click.FloatRange(min=0), default=0.5, show_default=True, help="Of a layer.")
@@ -74,6 +74,9 @@ def command(
     from pearl_cli.simulate.run import ablate as run_ablations
     from pearl_cli.terminal import Terminal
 
+    for flag, other in (("--json", as_json), ("--ablate", ablate)):
+        if plot and other:
+            raise UsageError(f"--plot draws curves and {flag} prints something else: give one of them")
     recorded = load_recorded(trace, hidden) if hidden is not None else None
     routes = recorded.trace if recorded is not None else read_trace(trace)
     ahead = predictor != "none" or ablate or evict in ENGINE_ONLY or split == "uneven"

@@ -51,8 +51,10 @@ def load_recorded(trace_path: Path, hidden_path: Path) -> RecordedTokens:
     try:
         with np.load(hidden_path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in ("hidden", "turn", "step", "token", "layers", "fingerprint")}
+    except FileNotFoundError as error:
+        raise FileError(f"--hidden {hidden_path}: {error.strerror}") from error
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise FileError(f"{hidden_path}: not router inputs of pearl trace --hidden: {error}") from error
+        raise FileError(f"--hidden {hidden_path}: not router inputs of pearl trace --hidden: {error}") from error
     hidden, layers = arrays["hidden"], [int(layer) for layer in arrays["layers"]]
     n, k = len(hidden), trace.num_experts_per_tok
     rows = trace.rows[np.lexsort(tuple(trace.rows[:, i] for i in (4, 3, 2, 0)))]
@@ -76,7 +78,9 @@ def split_by_turn(recorded: RecordedTokens) -> tuple[RecordedTokens, RecordedTok
     """(training, held-out): every tenth turn is held out, so that no text is on both sides. Raises UsageError."""
     turns = np.unique(recorded.turn)
     if len(turns) < 4:
-        raise UsageError(f"the trace holds {len(turns)} texts; at least 4 are needed to hold some out")
+        raise UsageError(
+            f"the trace holds {len(turns)} texts; at least 4 are needed to hold some out: record more (pearl trace -f)"
+        )
     step = max(2, round(min(1 / _HELD_OUT_SHARE, len(turns) / 2)))
     held_out = np.isin(recorded.turn, turns[step - 1 :: step])
     return recorded.part(~held_out), recorded.part(held_out)

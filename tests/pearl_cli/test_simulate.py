@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from pearl_cli.__main__ import main
 from pearl_cli.commands.simulate import command
 from pearl_cli.residency.eviction import make_policy
 from pearl_cli.simulate.engine_rules import replay_bypass, replay_engine
@@ -150,3 +151,21 @@ def test_bad_traces_are_named(tmp_path, text, message):
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(FileError, match=message):
         read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--bandwidth", "0"], "Invalid value for '--bandwidth': '0' is nothing"),
+        (["--plot", "--json"], "--plot draws curves and --json prints something else"),
+        (["--plot", "--ablate"], "--plot draws curves and --ablate prints something else"),
+        (["--hidden", "none.npz"], "--hidden none.npz: No such file"),
+        (["--usage", "none.csv"], "--usage none.csv: No such file"),
+    ],
+)
+def test_flags_that_cannot_be_honoured_are_one_line(hand_trace, capsys, args, words):
+    assert main(["simulate", str(hand_trace), *args]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err
+    assert err.count("\n") == 1

@@ -20,6 +20,7 @@ from typing import Any
 from llvmlite import ir
 
 from kernels.cpu.dot_iq import IQ4_VALUES, MXFP4_VALUES, e8m0_half
+from kernels.cpu.features import host_features
 from kernels.cpu.halves import by_halves, dot_of_halves, groups_together
 from kernels.cpu.vector_ir import F16, F32, I1, I8, I16, I32, PREFETCH_BYTES, V32I8, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes
@@ -27,6 +28,7 @@ from kernels.quant_types import QuantType, block_bytes
 _STEP = 8  # blocks of one step of the row dot
 _CHAINS = 4  # sums of products, since one fused multiply-add takes 4 cycles
 _WINDOW_BYTES = 64
+_HAS_VBMI = host_features().get("avx512vbmi", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +173,16 @@ def _products(e: Emitter, layout: Layout, blocks: Sequence[Any], x: Any) -> Any:
 def _packed(e: Emitter, start: Any, at: int, stride: int, blocks: range) -> Any:
     """16 bytes from byte `at` of each of `blocks`, one behind the other, of _STEP blocks from `start` on.
 
-    With 512-bit vectors and an even stride they are picked out of two windows, with one instruction.
+    With 512-bit vectors they are picked out of two windows, with one instruction: words everywhere, bytes with VBMI.
     """
-    if e.isa != "avx512vnni" or stride % 2:
+    if e.isa != "avx512vnni" or (stride % 2 and not _HAS_VBMI):
         return e.joined([e.load(e.at(start, stride * k + at), vec(I8, 16)) for k in blocks])
     low = 0 if blocks[0] == 0 else _WINDOW_BYTES
     windows = low, min(low + _WINDOW_BYTES, _STEP * stride - _WINDOW_BYTES)
-    places = [stride * k + at + i for k in blocks for i in range(0, 16, 2)]
-    lanes = [(p - low) // 2 if p < low + _WINDOW_BYTES else (p - windows[1] + _WINDOW_BYTES) // 2 for p in places]
-    first, second = (e.load(e.at(start, w), vec(I16, _WINDOW_BYTES // 2)) for w in windows)
+    size = 1 if stride % 2 else 2
+    places = [stride * k + at + i for k in blocks for i in range(0, 16, size)]
+    lanes = [(p - low) // size if p < low + _WINDOW_BYTES else (p - windows[1] + _WINDOW_BYTES) // size for p in places]
+    first, second = (e.load(e.at(start, w), vec(ir.IntType(8 * size), _WINDOW_BYTES // size)) for w in windows)
     return e.b.bitcast(e.shuffle(first, lanes, second), vec(I8, 16 * len(blocks)))
 
 

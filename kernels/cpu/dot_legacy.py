@@ -22,7 +22,7 @@ from llvmlite import ir
 from kernels.cpu.dot_iq import IQ4_VALUES, MXFP4_VALUES, e8m0_half
 from kernels.cpu.features import host_features
 from kernels.cpu.halves import by_halves, dot_of_halves, groups_together
-from kernels.cpu.vector_ir import F16, F32, I1, I8, I16, I32, PREFETCH_BYTES, V32I8, Emitter, vec
+from kernels.cpu.vector_ir import F16, F32, I1, I8, I32, PREFETCH_BYTES, V32I8, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes
 
 _STEP = 8  # blocks of one step of the row dot

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from models.config import ModelConfig
 from models.errors import UsageError
 from pearl_cli.evaluate.evaluation import DEFAULT_CONTEXT, EvalRequest, eval_bytes
+from pearl_cli.evaluate.windows import LEAST_WINDOW
 from pearl_cli.memory_plan import typed
 from pearl_cli.open_model import open_model
 from pearl_cli.options import RunOptions
@@ -35,6 +36,8 @@ def _plain_options(options: RunOptions, config: ModelConfig, request: EvalReques
     context = min(DEFAULT_CONTEXT, config.context_length) if options.ctx_size is None else options.ctx_size
     if context == 0:
         context = config.context_length
+    if context < LEAST_WINDOW:
+        raise UsageError(f"-c {context}: a window to score has at least {LEAST_WINDOW} tokens; the usual is 512")
     extra = eval_bytes(context, config.vocab_size, options.ubatch_size, request.scored, len(request.settings))
     ram = options.ram
     if ram is not None:

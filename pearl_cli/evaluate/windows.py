@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from models.errors import UsageError
 
 SCORED = ("half", "all")
+LEAST_WINDOW = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,11 @@ class Window:
 
 def cut_windows(ids: Sequence[int], length: int, scored: str = "half", bos_id: int | None = None) -> list[Window]:
     """Windows of `length` tokens. bos_id: None for a model that wants none. Raises UsageError for a text shorter than
-    one window, ValueError for a length below 4 or an unknown `scored`.
+    one window, ValueError for a length below LEAST_WINDOW or an unknown `scored`.
     """
     if scored not in SCORED:
         raise ValueError(f"scored {scored!r}; there are {', '.join(SCORED)}")
-    if length < 4:
+    if length < LEAST_WINDOW:
         raise ValueError(f"a window of {length} tokens")
     if len(ids) < length:
         raise UsageError(f"the text has {len(ids)} tokens, fewer than one window of {length}: lower -c or give more")

@@ -126,6 +126,7 @@ def test_streaming_with_the_same_logical_cache_gives_the_same_figures(
     ("args", "words"),
     [
         (["-c", "256"], "the text has 200 tokens"),
+        (["-c", "2"], "-c 2: a window to score has at least 4 tokens"),
         (["--routing", "psr"], "--residency 25%"),
         (["-c", "64", "--kld-base", "none.npy"], "--kld-base none.npy: No such file"),
         (["-c", "64", "--logits", "none/x.npy"], "--logits none/x.npy: the folder none does not exist"),

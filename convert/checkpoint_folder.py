@@ -6,6 +6,7 @@ All shards are found and checked before any weight is read. Names are not interp
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,10 @@ def read_json(folder: Path, name: str, required: bool = False) -> dict[str, Any]
     """The JSON object in `folder/name`, None where there is no such file. Raises CheckpointError."""
     path = folder / name
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path}: no regular file")
+        if status.st_size > _MAX_JSON_BYTES:
             raise CheckpointError(f"{path}: larger than {_MAX_JSON_BYTES >> 20} MiB; that is no configuration file")
         raw = path.read_bytes()
     except FileNotFoundError:

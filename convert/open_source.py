@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from convert.gguf_source import open_gguf
@@ -28,7 +29,7 @@ def open_source(path: Path, allow_unmapped: bool = False, with_vocab: bool = Tru
 def _open_gguf_folder(folder: Path, ggufs: list[Path]) -> Source:
     """A folder that holds exactly one model."""
     source = open_gguf(ggufs[0])
-    others = {path.resolve() for path in ggufs} - {path.resolve() for path in source.paths}
+    others = set(map(os.path.realpath, ggufs)) - set(map(os.path.realpath, source.paths))
     if others:
         source.close()
         raise FileError(f"{folder}: holds more than one model; name a file, such as {ggufs[0]}")

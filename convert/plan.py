@@ -4,6 +4,7 @@ into.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,7 +232,7 @@ def _check_runs(layouts: list[FileLayout], source: Source, merge: bool, notes: l
 
 def names_a_file(out: Path) -> bool:
     """Whether `out` says what the one file that is to be made is called, not in which directory."""
-    return out.suffix == ".gguf" and not out.is_dir()
+    return out.suffix == ".gguf" and not os.path.isdir(out)
 
 
 def _lay_out(
@@ -240,8 +241,11 @@ def _lay_out(
     label = recipe.label()
     name = source.name if not label or source.name.lower().endswith(label.lower()) else f"{source.name}-{label}"
     directory = out
-    if not options.merge and not options.in_ram and out.exists() and not out.is_dir():
+    is_file = not options.in_ram and os.path.exists(out) and not os.path.isdir(out)  # no OSError for odd names
+    if is_file and not options.merge:
         raise UsageError(f"-o {out}: is a file; a pearl model is several files, give a directory")
+    if is_file and not names_a_file(out):
+        raise UsageError(f"-o {out}: is a file; give a directory, or a name that ends in .gguf")
     if names_a_file(out):
         if not options.merge:
             raise UsageError(
@@ -254,8 +258,8 @@ def _lay_out(
         layouts = plan_pearl_set(
             directory, name, metadata, outputs, options.shard_bytes or DEFAULT_SHARD_BYTES, options.expert_order
         )
-    inputs = set() if options.in_ram else {path.resolve() for path in source.paths}
-    overwritten = [layout.path for layout in layouts if layout.path.resolve() in inputs]
+    inputs = set() if options.in_ram else {os.path.realpath(path) for path in source.paths}
+    overwritten = [layout.path for layout in layouts if os.path.realpath(layout.path) in inputs]
     if overwritten:
         raise UsageError(f"{overwritten[0]}: is part of the input; choose another output directory")
     return layouts

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import struct
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,6 +42,8 @@ class Stored:
 def read_safetensors_header(path: Path) -> list[Stored]:
     """Every tensor of `path` in file order. Raises CheckpointError naming what is wrong and what to do."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
+            raise CheckpointError(f"{path}: no regular file; weights are read from files only")
         with path.open("rb") as file:
             file_bytes = os.fstat(file.fileno()).st_size
             head = file.read(64)

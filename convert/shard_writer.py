@@ -56,7 +56,7 @@ def write_files(
     directory = layouts[0].path.parent
     step = before_step or (lambda name: None)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        _make(directory)
         with only_writer(layouts[0].path.with_name(layouts[0].path.name + LOCK_SUFFIX)):
             journal = Journal.open(_journal_path(layouts), fingerprint)
             _keep_only_sound(layouts, journal)
@@ -71,6 +71,17 @@ def write_files(
     except OSError as error:
         raise _as_conversion_error(error, layouts, directory) from error
     return layouts[0].path
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        raise ConversionError(
+            f"{directory}: cannot be made a directory to write into: {error.strerror}; give another -o"
+        ) from error
 
 
 def _journal_path(layouts: list[FileLayout]) -> Path:

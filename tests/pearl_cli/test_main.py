@@ -175,3 +175,15 @@ def test_running_a_model_imports_no_torch(tiny_path):
     args = ["complete", "-m", str(tiny_path), "-p", "abc", "-n", "2"]
     done = subprocess.run([sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_refused_gpu_is_one_line_although_torch_and_triton_were_imported():
+    """Triton's bindings list what the process leaves behind, if nobody collects it."""
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU, so nothing is refused")
+    command = [sys.executable, "-m", "pearl_cli", "complete", "-p", "x", "--device", "cuda"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("pearl: --device cuda: ")
+    assert done.stderr.count("\n") == 1, done.stderr

@@ -37,7 +37,7 @@ def test_rows_longer_than_a_block_are_walked_twice(gpu: GpuBackend, monkeypatch:
 
     monkeypatch.setattr(module, "MAX_BLOCK", 128)
     x, weight = random(2, 300), random(300, seed=1)
-    found = module.norm(torch.from_numpy(x), torch.from_numpy(weight), 1e-5, Device("sm_90", 132))
+    found = module.norm(torch.from_numpy(x), torch.from_numpy(weight), 1e-5, Device("sm_90", 132), gpu.memory)
     assert relative_error(found, norm_ref(x, weight, 1e-5)) < FLOAT32_ROW_RELATIVE
 
 
@@ -69,7 +69,7 @@ def test_layer_norm(gpu: GpuBackend, width: int, block: int, monkeypatch: pytest
     on_gpu = [torch.from_numpy(array) for array in (x, weight, bias)]
     expected = layer_norm_ref(x, weight, bias, 1e-5)
     assert relative_error(gpu.layer_norm(*on_gpu, 1e-5).x, expected) < FLOAT32_RELATIVE
-    found = module.layer_norm(*on_gpu, 1e-5, Device("sm_90", 132))
+    found = module.layer_norm(*on_gpu, 1e-5, Device("sm_90", 132), gpu.memory)
     assert relative_error(found, expected) < FLOAT32_RELATIVE
     with pytest.raises(ValueError, match="bias of 5"):
         gpu.layer_norm(on_gpu[0], on_gpu[1], torch.ones(5), 1e-5)

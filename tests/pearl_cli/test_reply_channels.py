@@ -64,6 +64,7 @@ class Scripted:
     """An engine that says what it is told; remembers the prompts."""
 
     cache = SimpleNamespace(has_states=False)
+    chunk_tokens, context = 512, 4096
 
     def __init__(self, *replies: str) -> None:
         self.replies, self.prompts = list(replies), []

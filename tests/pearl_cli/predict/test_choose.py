@@ -16,6 +16,7 @@ from pearl_cli.options import RunOptions
 from pearl_cli.predict.choose import choose_forecasting, forecast_beside
 from pearl_cli.predict.fingerprint import model_fingerprint
 from pearl_cli.predict.predictor_file import save_predictor
+from pearl_cli.residency.auto.auto_forecasts import Stage
 from pearl_cli.sizes import Size
 from tests.pearl_cli.predict.forecast_files import random_predictor
 from tests.tiny_gguf import tiny_moe
@@ -72,6 +73,55 @@ def test_an_untrained_predictor_fetches_and_the_forecast_beside_evicts(
     assert prefetcher is not None
     assert next_use is not None
     assert (prefetcher._predictor.name, next_use.name) == (predictor, "horizon-mlp")
+
+
+@pytest.mark.parametrize(
+    ("predictor", "evict", "percent", "found_out"),
+    [
+        ("auto", "auto", 45, (True, True)),
+        ("auto", "lru", 45, (True, False)),
+        ("auto", "pearl", 45, (True, False)),
+        ("auto", "auto", 100, (False, False)),
+        ("none", "auto", 45, (False, False)),
+        ("next-gate", "auto", 45, (False, False)),
+    ],
+)
+def test_only_auto_finds_out_what_pays_and_only_of_what_was_not_asked_for(
+    model: GGUFModel, model_path: Path, tmp_path: Path, predictor: str, evict: str, percent: int,
+    found_out: tuple[bool, bool],
+) -> None:  # fmt: skip
+    save_for(model, tmp_path / "tiny.forecast.gguf")
+    options = RunOptions(threads=1, ctx_size=32, budget=Size(percent=percent), predictor=predictor, evict=evict)
+    with open_engine(model_path, options) as opened:
+        auto = opened.controller.auto
+        assert (auto is not None, auto is not None and auto._choices.forecaster is not None) == found_out
+        if percent == 100:
+            assert opened.controller._prefetcher is None  # all resident: there is nothing that could cost
+    off = dataclasses.replace(options, switched_off=("auto",))
+    with open_engine(model_path, off) as opened:
+        assert opened.controller.auto is None
+
+
+def test_auto_changes_no_bit_through_all_its_stages(model: GGUFModel, model_path: Path, tmp_path: Path) -> None:
+    save_for(model, tmp_path / "tiny.forecast.gguf")
+    plain = RunOptions(threads=1, ctx_size=128, ubatch_size=4)
+    limited = dataclasses.replace(plain, budget=Size(percent=45), throttle=Size(n_bytes=20 << 20), io_threads=2)
+    with open_engine(model_path, plain) as resident, open_engine(model_path, limited) as opened:
+        auto, stages = opened.controller.auto, set()
+        assert auto is not None
+        prompt = [3, 1, 4, 1, 5, 9, 2]
+        for index, token in enumerate(np.random.default_rng(0).integers(3, 200, 600).tolist()):
+            if index % 100 == 0:
+                opened.engine.reset()
+                resident.engine.reset()
+                np.testing.assert_array_equal(opened.engine.prefill(prompt), resident.engine.prefill(prompt))
+            np.testing.assert_array_equal(opened.engine.decode_step(token), resident.engine.decode_step(token))
+            stages.add(auto.stage.name)
+            if auto.stage is Stage.WATCH and auto._watch is not None:
+                auto._watch.score.right += 2  # so that fetching is tried, whatever the forecasts are worth
+            elif auto.stage is Stage.SETTLED:
+                break
+        assert stages == {"WAIT", "WATCH", "TRY", "SETTLED"}
 
 
 def test_its_name_leaves_out_the_shard_number(tmp_path: Path) -> None:

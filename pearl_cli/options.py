@@ -143,8 +143,8 @@ _FLAGS = [
         default="auto",
         show_default=True,
         metavar="NAME|FILE",
-        help="What forecasts experts: auto (a forecast file beside the model), none, next-gate, token-table, ema, or a "
-        "file of pearl train.",
+        help="What forecasts experts: auto (a forecast file beside the model, and next-gate: what pays is found out "
+        "while running), none, next-gate, token-table, ema, or a file of pearl train.",
     ),
     click.option(
         "--stride", type=click.IntRange(1, 8), default=1, show_default=True, help="How many layers ahead to forecast."

@@ -43,8 +43,8 @@ class IntList(click.ParamType[list[int]]):
 @click.option(
     "--ablate",
     metavar="LIST",
-    help="Switch pieces off, runs in turn: evict, predictor, routing, reorder, preempt, chunk, merge; or evict=lfu; "
-    "evict=all+predictor=all is the table of both.",
+    help="Switch pieces off, runs in turn: evict, predictor, routing, auto (what it finds out), reorder, preempt, "
+    "chunk, merge; or evict=lfu; evict=all+predictor=all is the table of both.",
 )
 @click.option("--route-trace", type=click.Path(path_type=Path), help="Force recorded routing of such a model.")
 @click.option("--price", type=click.Path(path_type=Path), metavar="TEXT",

@@ -88,7 +88,10 @@ class Forecasting:
         shape = _shape(config)
         if self.name.startswith("oracle"):
             if future is None:
-                raise UsageError("--predictor oracle knows recorded routing only, as in pearl simulate")
+                raise UsageError(
+                    f"--predictor {self.name} knows recorded routing only: give bench a --route-trace, or replay one "
+                    "with pearl simulate"
+                )
             layers = [router.layer for router in routers if router is not None]
             return Oracle(future, layers, shape[1], *parse_oracle(self.name), self.stride, seed)
         if self.name == "next-gate":

@@ -100,7 +100,7 @@ def load_predictor(path: Path) -> tuple[PredictorCard, dict[str, np.ndarray]]:
     with GGUFModel.open(path) as file:
         metadata = file.metadata
         if metadata.get("general.architecture") != ARCHITECTURE:
-            raise FileError(f"{path}: a {metadata.get('general.architecture')} file, not a predictor of pearl train")
+            raise FileError(f"{path}: a model ({metadata.get('general.architecture')}), not a predictor of pearl train")
         version = _value(path, metadata, "format_version", int)
         if version != FORMAT_VERSION:
             raise FileError(f"{path}: predictor format {version}; this pearl reads {FORMAT_VERSION}: train it again")

@@ -37,7 +37,7 @@ def test_ggufs_own_reader_sees_type_and_card(tmp_path: Path) -> None:
 
 def test_a_model_is_no_predictor(tmp_path: Path) -> None:
     path = tiny_moe("olmoe").write(tmp_path / "model.gguf")
-    with pytest.raises(FileError, match="a olmoe file, not a predictor"):
+    with pytest.raises(FileError, match=r"a model \(olmoe\), not a predictor"):
         load_predictor(path)
 
 

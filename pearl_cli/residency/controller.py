@@ -101,7 +101,7 @@ class ResidencyController(CallWork):
             self._slots.call = self._gate(layer, a, routing)
         if self._routing.inserted is not None:
             self._follow(self._routing.inserted)
-        if self._prefetcher is not None and self._phase == "decode":
+        if self._prefetcher is not None and self._phase == "decode" and self._prefetcher.asks:
             self._forecast_ahead(self._prefetcher, layer, residual, a, routing)
         return routing
 

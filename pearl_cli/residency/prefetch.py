@@ -61,18 +61,23 @@ class Prefetcher:
         """Nothing is fetched, and nothing that was lies about."""
         return not (self.fetching and self.governor.enabled) and not self._guests
 
+    @property
+    def asks(self) -> bool:
+        """Whether forecasts are wanted, to fetch by or to score; if not, all calls cost next to nothing."""
+        return self.shadow is not None or (self.fetching and self.governor.enabled)
+
     def begin(self, token_ids: np.ndarray, start: int, phase: str) -> None:
+        if not self.asks:
+            return
         self._predictor.begin(token_ids, start, phase)
         verdict = self.governor.observe_link(self._queue.stats)
         if verdict is not None and self._notify is not None:
             self._notify(verdict)
 
     def forecast(self, layer: int, residual: Array, a: Activations, routing: Routing) -> None:
-        """Ask the predictor and queue what pays; called after the demands of `layer` are queued. Switched off, it costs
-        nothing.
-        """
+        """Ask the predictor and queue what pays; called after the demands of `layer` are queued."""
         shadow = self.shadow
-        if shadow is None and not (self.fetching and self.governor.enabled):
+        if not self.asks:
             return
         started = self._now()
         loads: list[Load] = []

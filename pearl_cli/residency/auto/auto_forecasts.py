@@ -34,6 +34,7 @@ _LONGEST_WATCH = 64
 _CHANGED = 1.5  # misses or link by this factor, twice in a row: look again
 _LOOK_AGAIN_AFTER = 256  # tokens at least; doubled with every look that ends as the one before
 _SELDOMEST = 8192
+_SAMPLE = 4  # once decided, one token in so many is measured
 
 
 class Stage(Enum):
@@ -86,6 +87,8 @@ class AutoForecasts:
                 self._watch.interrupt()
             return
         self._since_look += 1
+        if self.stage is Stage.SETTLED and self._since_look % _SAMPLE:
+            return
         self._move_on()
         watched = self._watch.delay_s if self._watch is not None else 0.0
         self._started = self._now(), watched, Counters.of(self._demand, self._transfers)

@@ -77,6 +77,7 @@ class Run:
         self.now = 0.0
         self.said: list[str] = []
         self.token = 0
+        self.waited = self.busy = 0.0
         self.chosen: dict[tuple[int, int], list[int]] = {}
         self.store = FakeStore(tmp_path / "experts", num_layers=LAYERS, layout="shards")
         self.guesses = Guesses(self._right if right else self._wrong)
@@ -90,8 +91,10 @@ class Run:
             make_policy("pearl" if forecast_evicts else evict), ExactRouting(self.backend),
             read_file(self.store.path), next_use=next_use, notify=self.said.append, auto=plan,
         )  # fmt: skip
-        assert self.auto is not None
-        self.auto._now = lambda: self.now
+        prefetcher = self.controller._prefetcher
+        assert prefetcher is not None
+        self.prefetcher = prefetcher
+        self.auto._now = prefetcher._now = prefetcher.governor._now = lambda: self.now
 
     @property
     def auto(self) -> AutoForecasts:
@@ -113,14 +116,21 @@ class Run:
     def decode(self, n_tokens: int, ms: Callable[[bool], float], stall_ms: Callable[[bool], float]) -> None:
         """Tokens that take ms(fetching), of which stall_ms(fetching) are waited."""
         for _ in range(n_tokens):
+            self._set_times()
             self.controller.begin(np.zeros(1, np.int64), self.token, "decode")
-            fetching = self.controller._prefetcher.fetching  # type: ignore[union-attr]
+            fetching = self.prefetcher.fetching
             for layer in range(LAYERS):
                 self._layer(layer, 1)
             self.now += ms(fetching) / 1e3
-            self.controller.queue.stats.stall_s += stall_ms(fetching) / 1e3
+            self.waited += stall_ms(fetching) / 1e3
+            self.busy += 1e-3
+            self._set_times()
             self.controller.end()
             self.token += 1
+
+    def _set_times(self) -> None:
+        """What this machine took does not matter."""
+        self.controller.queue.stats.stall_s, self.controller.queue.stats.busy_s = self.waited, self.busy
 
     def prompt(self, n_tokens: int) -> None:
         self.controller.begin(np.zeros(n_tokens, np.int64), self.token, "prefill")
@@ -222,7 +232,7 @@ def test_wrong_forecasts_are_never_fetched(tmp_path: Path) -> None:
 
 def test_where_nothing_waits_nobody_is_asked(tmp_path: Path) -> None:
     run = Run(tmp_path, right=True)
-    run.decode(300, lambda on: 10.0, lambda on: 0.01)
+    run.decode(300, lambda on: 10.0, lambda on: 0.4)
     assert (run.guesses.asked, run.auto.stage, run.auto.verdict) == (0, Stage.WAIT, None)
     run.controller.close()
     assert run.said == []
@@ -235,8 +245,8 @@ def test_other_misses_make_it_look_again_and_a_choice_that_stays_is_not_said_aga
     asked = run.guesses.asked
     run.decode(400, ms, stall)
     assert run.guesses.asked == asked
-    run.chosen = {(token, layer): [0, 1] for token in range(2000) for layer in range(LAYERS)}  # now nothing is missed
-    run.decode(150, ms, stall)
+    run.chosen = {(token, layer): [0, 1] for token in range(3000) for layer in range(LAYERS)}  # now nothing is missed
+    run.decode(400, ms, stall)
     assert run.guesses.asked > asked
     run.controller.close()
     assert len(run.said) == 1

@@ -45,8 +45,8 @@ class DeviceMemory:
 class Graph(Protocol):
     """A recorded sequence of launches."""
 
-    def replay(self) -> None:
-        """Launch all of it on `compute`."""
+    def replay(self, reads: Sequence[Region] = ()) -> None:
+        """Launch all of it on `compute`; reads: as for `DeviceCalls.launch`."""
         ...
 
 

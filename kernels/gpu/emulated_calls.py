@@ -52,9 +52,9 @@ class EmulatedGraph:
         self._calls = calls
         self._steps = steps
 
-    def replay(self) -> None:
+    def replay(self, reads: Sequence[Region] = ()) -> None:
         self._calls.counts["graph replays"] += 1
-        self._calls.run(self._do, name="graph")
+        self._calls.run(self._do, reads, name="graph")
 
     def _do(self) -> None:
         for step in self._steps:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 
@@ -23,6 +25,7 @@ class ExpertOps(RouterOps, LinearOps):
         self._tables: dict[int, DeviceTable] = {}
         self._dense = DenseTables(self.keep)
         self._groups: DeviceGroups | None = None
+        self._ranks: dict[int, tuple[DeviceGroups, torch.Tensor]] = {}
         self._pairs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def gated_mlp(
@@ -96,6 +99,30 @@ class ExpertOps(RouterOps, LinearOps):
         h, _ = self.pair_buffers(topk_ids.size, table.intermediate_size, table.hidden_size)
         self.expert_gate_up(a, table, groups, np.arange(groups.expert_ids.shape[0], dtype=np.int32), h)
         return self.expert_down_combine(h, table, groups, topk_weights)
+
+    def routed_experts(
+        self, a: Activations, table: ExpertTable, topk_ids: torch.Tensor, topk_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """`experts` of one token by the router's answer on the device, int32 and float32 [1, K], the same bits: the
+        launches are the same whatever was chosen.
+        """
+        made, k = self._table(table), topk_ids.shape[1]
+        groups, which = self._rank_groups(k)
+        groups = dataclasses.replace(groups, expert_ids=topk_ids[0])
+        h = self.memory.take((k, table.intermediate_size))
+        experts_decode.gate_up(a.x, made, groups, which, h, self.device)
+        if len(made.down_types) == 1:
+            return experts_decode.down_combine(h, made, groups, topk_weights, self.device, self.memory)
+        d = self.memory.take((k, table.hidden_size))
+        experts_decode.down(h, made, groups, which, d, self.device)
+        return experts_decode.combine(d, groups, topk_weights, self.memory)
+
+    def _rank_groups(self, k: int) -> tuple[DeviceGroups, torch.Tensor]:
+        """The groups of one token that chooses any k experts, and the list of all of them; kept for good."""
+        if k not in self._ranks:
+            any_one = group_by_expert(np.zeros((1, k), np.int32))
+            self._ranks[k] = upload_groups(any_one, self.keep), self.keep(np.arange(k, dtype=np.int32))
+        return self._ranks[k]
 
     def pair_buffers(
         self, n_pairs: int, intermediate_size: int, hidden_size: int

@@ -72,6 +72,13 @@ class RouterOps(DeviceArrays):
         self._told = _Told((topk_ids, topk_weights), answer)
         return topk_ids, topk_weights
 
+    def routed(self, topk_ids: np.ndarray, topk_weights: np.ndarray) -> Answer | None:
+        """The device's form of what `route` answered last, if that is these arrays of one token."""
+        told = self._told
+        if told is None or topk_ids.shape[0] != 1 or told.host[0] is not topk_ids or told.host[1] is not topk_weights:
+            return None
+        return told.device
+
     def note_route(self, router_logits: torch.Tensor, answer: Answer) -> None:
         """`route` of these logits has been launched: `answer` is what `route_on_device` gave, in memory that a replay
         fills anew.

@@ -19,7 +19,7 @@ class TorchGraph:
     def __init__(self, graph: Any) -> None:
         self._graph = graph
 
-    def replay(self) -> None:
+    def replay(self, reads: Sequence[Region] = ()) -> None:
         self._graph.replay()
 
 

@@ -15,6 +15,7 @@ from kernels.backend import Activations, Array, Backend, ExpertGroups, ExpertTab
 from kernels.gpu.device_calls import Region
 from pearl_cli.device.device_side import DeviceSide
 from pearl_cli.device.host_experts import HostExperts
+from pearl_cli.device.recorded_experts import RecordedExperts, RoutedBackend
 from pearl_cli.residency.layer_state import LayerState
 
 
@@ -40,6 +41,7 @@ class StreamedExperts:
         self._arena = side.arena
         self._host_experts = host_experts
         self._host_input: Array = None
+        self._recorded = RecordedExperts(side.calls, backend) if isinstance(backend, RoutedBackend) else None
         states = [state for state in layers if state is not None]
         self._state_of = {id(state.table): state for state in states}
         self._table_of = {id(state.table): side.table.view(state.layer, state.table) for state in states}
@@ -93,9 +95,13 @@ class StreamedExperts:
         slots = state.slot_of[expert_ids]
         self._copies.wait(self._calls.compute, int(self._marks.copied[slots].max()))
         reads = self._regions(state, expert_ids, (0, 1, 2)) if self._calls.checked else ()
-        result = self._calls.run(
-            lambda: self._backend.experts(a, on_device, topk_ids, topk_weights), reads, name="experts"
-        )
+        answer = self._backend.routed(topk_ids, topk_weights) if isinstance(self._backend, RoutedBackend) else None
+        if answer is not None and self._recorded is not None:
+            result = self._recorded(state.layer, a, on_device, answer, reads)
+        else:
+            result = self._calls.run(
+                lambda: self._backend.experts(a, on_device, topk_ids, topk_weights), reads, name="experts"
+            )
         self._marks.note_use(state.layer, expert_ids, slots, self._compute.mark())
         return result
 

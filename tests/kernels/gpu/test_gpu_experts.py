@@ -11,6 +11,7 @@ from quant_blocks import random_rows
 
 from kernels.backend import SILU, Activations, ExpertBiases, ExpertGroups, ExpertTable, GatedUnit
 from kernels.gpu.backend import GpuBackend
+from kernels.gpu.emulated_graph import record
 from kernels.gpu.experts_prefill import tiles_of
 from kernels.grouping import group_by_expert
 from kernels.quant_types import QuantType
@@ -108,6 +109,26 @@ def test_one_group_at_a_time_in_any_order_gives_the_same_bits(gpu: GpuBackend, n
     one_by_one = run(gpu, table, x, groups, [order[i : i + 1] for i in range(order.size)])
     for a, b in zip(whole, one_by_one, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("mix", ["one type", "mixed"])
+def test_experts_that_were_recorded_once_follow_every_choice(gpu: GpuBackend, mix: str) -> None:
+    """Ids and weights lie on the device, where each replay finds others."""
+    table, _, _kept = layer(mix)
+    rows, ids, weights = torch.zeros((1, HIDDEN)), torch.zeros((1, 3), dtype=torch.int32), torch.zeros((1, 3))
+    gpu.routed_experts(Activations(rows), table, ids, weights)
+    left: list[torch.Tensor] = []
+    steps = record(lambda: left.append(gpu.recording(0).routed_experts(Activations(rows), table, ids, weights)))
+    rng = np.random.default_rng(8)
+    for turn in range(3):
+        chosen, shares = rng.permutation(EXPERTS)[:3].astype(np.int32)[None], rng.random((1, 3)).astype(np.float32)
+        x = tokens(turn + 1)[:1]
+        for there, here in ((rows, x), (ids, chosen), (weights, shares)):
+            there.copy_(torch.from_numpy(here))
+        for step in steps:
+            step()
+        wanted = gpu.experts(Activations(torch.from_numpy(x)), table, chosen, shares)
+        np.testing.assert_array_equal(left[0].numpy(), wanted.numpy())
 
 
 @pytest.mark.parametrize("n_tokens", [2, 24])

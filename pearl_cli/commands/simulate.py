@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from models.errors import UsageError
+from pearl_cli.flag_files import file_of
 from pearl_cli.sizes import Size, SizeParam
 from pearl_cli.trace import RouteTrace, read_trace
 
@@ -66,7 +67,6 @@ def command(
     plot: bool,
     as_json: bool,
 ) -> None:
-    from pearl_cli.flag_files import file_of
     from pearl_cli.predict.train_data import load_recorded
     from pearl_cli.residency.uneven_split import Split
     from pearl_cli.simulate.cost_model import Machine
@@ -84,10 +84,7 @@ def command(
     if rules == "engine" and scope == "global":
         raise UsageError("--rules engine has slots per layer; use --scope layer, or --rules pool for one global pool")
     machine = Machine(float(bandwidth.n_bytes), latency_ms / 1e3, compute_ms / 1e3, expert_ms / 1e3)
-    with file_of("--usage"):
-        used = read_trace(usage) if usage is not None else None
-    if used is not None and (used.num_layers, used.num_experts) != (routes.num_layers, routes.num_experts):
-        raise UsageError(f"--usage {usage}: the trace is of another shape than {trace}; give one of the same model")
+    used = _usage(usage, routes, trace)
     chosen_split = Split.of_trace(used or routes) if split == "uneven" else None
     setting = Setting(machine, scope, rules, predictor, stride, usage=used, split=chosen_split)
     budget_bytes = budget.of(routes.total_expert_bytes)
@@ -109,6 +106,17 @@ def command(
     shape = f"{routes.num_layers} layers, {routes.num_experts_per_tok} of {routes.num_experts} experts a token"
     click.echo(f"{routes.model or trace.name}: {shape}; budget {100 * budget_bytes / routes.total_expert_bytes:.0f} %")
     click.echo(_table(records))
+
+
+def _usage(usage: Path | None, routes: RouteTrace, replayed: Path) -> RouteTrace | None:
+    """The trace of --usage. Raises FileError, and UsageError for one of another shape than `routes`."""
+    if usage is None:
+        return None
+    with file_of("--usage"):
+        used = read_trace(usage)
+    if (used.num_layers, used.num_experts) != (routes.num_layers, routes.num_experts):
+        raise UsageError(f"--usage {usage}: the trace is of another shape than {replayed}; give one of the same model")
+    return used
 
 
 def _below_a_cycle(budget_bytes: int, cycle_bytes: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 
 import numpy as np
@@ -29,7 +30,7 @@ from kernels.router_spec import RouterSpec
 COLD_BYTES = 160 << 20
 """Copies of an op's weights together, well beyond the last-level cache of the machines at hand (32 MiB)."""
 
-PROMPT, DEPTH = 512, 4096
+PROMPT, DEPTH, LONG_DEPTH = 512, 4096, 8192
 _CHECKED_ROWS = 48
 
 
@@ -153,10 +154,10 @@ def _run_of(run: Callable[[], tuple[np.ndarray, np.ndarray]], n_choices: int) ->
     return run()
 
 
-def attention(backend: Backend, shape: Shape, quant_type: QuantType, n_tokens: int) -> Case:
-    """One token at position DEPTH - 1, or a whole prompt, over a cache of the given type."""
+def attention(backend: Backend, shape: Shape, quant_type: QuantType, n_tokens: int, depth: int = 0) -> Case:
+    """One token at position `depth` (0: DEPTH) - 1, or a whole prompt, over a cache of the given type."""
     dtype = quant_type.name.lower()
-    start = DEPTH - 1 if n_tokens == 1 else 0
+    start = (depth or DEPTH) - 1 if n_tokens == 1 else 0
     length, width = start + n_tokens, shape.num_kv_heads * shape.head_dim
     one = backend.kv_layer(shape.num_kv_heads, length, shape.head_dim, shape.head_dim, dtype, dtype)
     n_bytes = one.k.nbytes + one.v.nbytes
@@ -230,6 +231,7 @@ OPS: dict[str, tuple[Build, tuple[QuantType, ...], int]] = {
     "output": (output, _WEIGHTS, 1),
     "experts": (experts, _WEIGHTS, 1),
     f"attention@{DEPTH}": (attention, _CACHES, 1),
+    f"attention@{LONG_DEPTH}": (partial(attention, depth=LONG_DEPTH), _CACHES, 1),
     "norm": (norm, (Q.F32,), 1),
     "rope": (rope, _CACHES, 1),
     "route": (route, (Q.F32,), 1),

@@ -124,8 +124,8 @@ def matmul_tile(quant_type: QuantType, n_rows: int, n_tokens: int, device: Devic
     block_m = 16 if n_tokens <= 16 else 32 if n_tokens <= 32 or two else 64
     # Wider steps hold so many words and scales at once that Q6_K spills on sm_80 (255 registers at 32 lanes).
     block_w = 16 if SLOTS[quant_type] > 2 else 32
-    if device.arch == "sm_89" and quant_type in (QuantType.Q5_K, QuantType.IQ4_NL):
-        block_w = 8  # at 16 ptxas spills 16 bytes there (255 and 168 registers), though on no other architecture
+    if device.arch == "sm_89" and quant_type in (QuantType.Q5_K, QuantType.IQ4_NL) and not two:
+        block_w = 8  # at 16 ptxas spills 16 bytes there (255 and 168 registers); gate and up spill at 8 instead
     return MatmulTile(block_m, 64, block_w, 4, 1)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from kernels.gpu.tiling import (
@@ -47,6 +49,19 @@ def test_few_rows_are_spread_over_the_device() -> None:
 def test_matmul_tiles_grow_with_the_tokens(n_tokens: int, block_m: int) -> None:
     assert matmul_tile(QuantType.Q4_K, 2048, n_tokens, H100).block_m == block_m
     assert matmul_tile(QuantType.Q4_K, 2048, n_tokens, H100, two=True).block_m == min(block_m, 32)
+
+
+def test_steps_are_narrower_where_wider_ones_spill() -> None:
+    """As the compile matrix has found it; the rest of the shape stays."""
+    l40s = Device("sm_89", 142)
+    for quant_type, width in ((QuantType.Q5_K, 8), (QuantType.IQ4_NL, 8), (QuantType.Q4_K, 16), (QuantType.Q8_0, 32)):
+        tile = matmul_tile(quant_type, 2048, 512, l40s)
+        assert tile.block_w == width
+        assert dataclasses.replace(tile, block_w=0) == dataclasses.replace(
+            matmul_tile(quant_type, 2048, 512, H100), block_w=0
+        )
+    assert matmul_tile(QuantType.Q5_K, 2048, 512, l40s, two=True).block_w == 16
+    assert [attention_tile(576, n_rows, 4096, H100).block_d for n_rows in (1, 16, 17, 512)] == [64, 64, 32, 32]
 
 
 def test_splits_do_not_depend_on_the_position_and_stay_few() -> None:

@@ -13,10 +13,12 @@ _OLD_MAGICS = {b"lmgg": "GGML", b"fmgg": "GGMF", b"tjgg": "GGJT", b"algg": "GGLA
 
 
 def missing_file(path: Path) -> FileError:
-    """The error for a path that does not exist, with the nearest name in its folder."""
+    """The error for a path that does not exist, with the nearest name in its folder, or where a broken link points."""
+    if path.is_symlink():
+        return FileError(f"{path}: a link to {path.readlink()}, which is not there; download that file again")
     if not path.parent.is_dir():
         return FileError(f"{path}: no such file (there is no folder {path.parent})")
-    names = [p.name for p in path.parent.iterdir() if p.suffix == ".gguf"]
+    names = [p.name for p in path.parent.iterdir() if p.suffix == ".gguf" and p.exists()]
     near = difflib.get_close_matches(path.name, names, 1, 0.6)
     return FileError(f"{path}: no such file" + (f"; did you mean {path.with_name(near[0])}?" if near else ""))
 

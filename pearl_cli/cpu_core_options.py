@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+MOST_CORES = 1 << 16  # far above any machine: a range of more would fill the memory before a core is found missing
+
 
 class CoreMask(click.ParamType[frozenset[int]]):
     """`0xf0` or `f0`: bit i stands for core i."""
@@ -18,7 +20,7 @@ class CoreMask(click.ParamType[frozenset[int]]):
             return value
         match = re.fullmatch(r"(?:0[xX])?([0-9a-fA-F]+)", str(value))
         bits = int(match[1], 16) if match else 0
-        if not bits:
+        if not 0 < bits < 1 << MOST_CORES:
             self.fail(f"'{value}' names no core; write a hexadecimal mask, 0xf for cores 0 to 3", param, ctx)
         return frozenset(core for core in range(bits.bit_length()) if bits >> core & 1)
 
@@ -31,8 +33,8 @@ class CoreRange(click.ParamType[frozenset[int]]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[int]:
         if isinstance(value, frozenset):
             return value
-        match = re.fullmatch(r"(\d+)-(\d+)", str(value))
-        if match is None or int(match[1]) > int(match[2]):
+        match = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", str(value))
+        if match is None or not int(match[1]) <= int(match[2]) < MOST_CORES:
             self.fail(f"'{value}' is no range of cores; write 0-3", param, ctx)
         return frozenset(range(int(match[1]), int(match[2]) + 1))
 

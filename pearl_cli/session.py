@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.cpu.warmup import compiled_in_this_process
+from models.config_checks import architecture_of
 from models.errors import GGUFError, UnsupportedTokenizer
 from models.gguf import GGUFModel
 from models.tokenizer import Tokenizer
@@ -72,10 +73,7 @@ def _open(options: RunOptions, terminal: Terminal, use_profile: bool, gguf: GGUF
     path = demo_model() if options.model is None else options.model
     gguf = gguf or open_model(path, options, terminal.note)
     try:
-        tokenizer = Tokenizer.from_metadata(gguf.metadata)
-    except (UnsupportedTokenizer, GGUFError) as error:
-        gguf.close()
-        raise type(error)(f"{path}: {error}") from error
+        tokenizer = tokenizer_of(gguf, path)
     except BaseException:
         gguf.close()
         raise
@@ -91,6 +89,17 @@ def _open(options: RunOptions, terminal: Terminal, use_profile: bool, gguf: GGUF
         if options.verbose:
             _say_what_runs(opened, terminal)
         yield Session("the embedded demo model" if is_demo else path.name, opened, tokenizer, terminal)
+
+
+def tokenizer_of(gguf: GGUFModel, path: Path) -> Tokenizer:
+    """The tokenizer of a model that pearl runs; errors name the file. A file that is no whole model is refused as that,
+    not for the vocabulary it lacks.
+    """
+    architecture_of(gguf)
+    try:
+        return Tokenizer.from_metadata(gguf.metadata)
+    except (UnsupportedTokenizer, GGUFError) as error:
+        raise type(error)(f"{path}: {error}") from error
 
 
 _STAGES = {

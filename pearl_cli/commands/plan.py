@@ -30,17 +30,18 @@ def command(options: RunOptions, file: Path | None, as_json: bool) -> None:
 
 def plan_record(options: RunOptions) -> dict[str, Any]:
     """The plan as a flat record; raises what opening the model would raise."""
-    from models.tokenizer import Tokenizer
     from pearl_cli.groundwork import prepare
+    from pearl_cli.memory_plan import RESERVE_BYTES
     from pearl_cli.open_model import open_model
-    from pearl_cli.session import DEMO_BUDGET, demo_model
+    from pearl_cli.session import DEMO_BUDGET, demo_model, tokenizer_of
 
     def note(line: str) -> None:
         click.echo(line, err=True)
 
-    with open_model(options.model or demo_model(), options, note) as gguf:
+    path = options.model or demo_model()
+    with open_model(path, options, note) as gguf:
         # A run's process holds the tokenizer too, and its weight counts under the ceiling.
-        tokenizer = Tokenizer.from_metadata(gguf.metadata)
+        tokenizer = tokenizer_of(gguf, path)
         ground = prepare(gguf, options, None if options.model else DEMO_BUDGET, note)
         del tokenizer
     config, places, plan = ground.config, ground.places, ground.plan
@@ -54,6 +55,7 @@ def plan_record(options: RunOptions) -> dict[str, Any]:
         "weight_bytes": plan.needs.weight_bytes,
         "kv_bytes": plan.needs.kv_bytes,
         "workspace_bytes": plan.needs.workspace_bytes,
+        "reserve_bytes": RESERVE_BYTES,
         "expert_slot_bytes": plan.slots.n_bytes,
         "total_bytes": plan.total_bytes,
         "ceiling_bytes": plan.ceiling_bytes,

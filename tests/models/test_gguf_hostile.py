@@ -202,8 +202,10 @@ def test_missing_files_and_folders(tmp_path):
     (tmp_path / "bins").mkdir()
     (tmp_path / "bins" / "pytorch_model.bin").write_bytes(b"")
     (tmp_path / "none").mkdir()
+    (tmp_path / "mixtral-q6.gguf").symlink_to("blobs/0123")
     cases = {
         "mixtral-q5.gguf": "no such file; did you mean .*mixtral-q4.gguf",
+        "mixtral-q6.gguf": "a link to blobs/0123, which is not there; download that file again",
         "nowhere/x.gguf": "no such file .*no folder",
         ".": "is a folder; open a file in it, such as .*mixtral-q4.gguf",
         "hf": "a folder of safetensors; convert it first: pearl convert",

@@ -30,7 +30,9 @@ def test_masks(text: str, cores: set[int]) -> None:
 
 def test_ranges_and_what_is_none() -> None:
     assert CoreRange().convert("2-4", None, None) == {2, 3, 4}
-    for kind, text in ((CoreMask(), "0x0"), (CoreMask(), "0-3"), (CoreRange(), "4-2"), (CoreRange(), "3")):
+    masks = ("0x0", "0-3", "1" + "0" * 16384)
+    ranges = ("4-2", "3", "0-65536", f"0-{10**12}", "0-" + "9" * 5000)
+    for kind, text in [*((CoreMask(), text) for text in masks), *((CoreRange(), text) for text in ranges)]:
         with pytest.raises(click.BadParameter, match=f"'{text}'"):
             kind.convert(text, None, None)
 

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pearl_cli.__main__ import main
+from tests.tiny_gguf import write_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,8 +29,8 @@ def test_the_named_floor_is_enough_for_a_run(tiny_path):
 def test_record_adds_up(tiny_path, capsys):
     assert main(["plan", str(tiny_path), "--budget", "50%", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    parts = ("process_bytes", "weight_bytes", "kv_bytes", "workspace_bytes", "expert_slot_bytes")
-    assert sum(record[part] for part in parts) <= record["total_bytes"] <= record["ceiling_bytes"]
+    parts = ("process_bytes", "weight_bytes", "kv_bytes", "workspace_bytes", "reserve_bytes", "expert_slot_bytes")
+    assert sum(record[part] for part in parts) == record["total_bytes"] <= record["ceiling_bytes"]
     assert record["floor_bytes"] < record["ceiling_bytes"]
     assert 0 < record["experts_kept"] < record["experts"] == 16
 
@@ -42,3 +45,11 @@ def test_a_gpu_flag_where_no_gpu_is_leaves_a_note(tiny_path, capsys, monkeypatch
     monkeypatch.setattr("pearl_cli.device.choose_gpu.DRIVER_FILES", ())
     assert main(["plan", str(tiny_path), "--vram", "1GiB"]) == 0
     assert "--vram has no effect: no GPU is used here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["plan", "complete -p a", "chat -p a"])
+def test_what_is_no_whole_model_is_refused_as_that(command, tmp_path, capsys):
+    """Not for the vocabulary that it lacks."""
+    path = write_gguf(tmp_path / "im.gguf", {"general.architecture": "imatrix", "general.type": "imatrix"})
+    assert main([*command.split(), "-m", str(path)]) == 2
+    assert f"pearl: {path}: general.type is 'imatrix'; pearl runs whole models" in capsys.readouterr().err

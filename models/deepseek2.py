@@ -8,24 +8,16 @@ from __future__ import annotations
 
 from models.config import ModelConfig
 from models.latent_attention import LatentAttention
-from models.layers import Block, DenseFFN, FeedForward
+from models.layers import Block
 from models.model import Model
-from models.moe import MoE
-from models.shared_expert import SharedExpert
+from models.ungated_moe import ungated_moe
 from models.weights import WeightSource
 
 
 def build(source: WeightSource, config: ModelConfig) -> Model:
     """Take every non-expert tensor of a `deepseek2` file. Raises GGUFError for a missing or misshapen one."""
     blk = [
-        Block(attn=LatentAttention.read(source, config, layer), ffn=_feed_forward(source, config, layer))
+        Block(attn=LatentAttention.read(source, config, layer), ffn=ungated_moe(source, config, layer))
         for layer in range(config.num_layers)
     ]
     return Model.read(source, config, blk)
-
-
-def _feed_forward(source: WeightSource, config: ModelConfig, layer: int) -> FeedForward:
-    if layer not in config.moe_layers:
-        return DenseFFN.read(source, config, layer)
-    shared = SharedExpert.read(source, config, layer, gated=False) if config.shared_intermediate_size else None
-    return MoE.read(source, config, layer, shared)

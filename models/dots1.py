@@ -5,24 +5,16 @@ a bias that enters the choice only, beside an ungated shared one, behind first l
 from __future__ import annotations
 
 from models.config import ModelConfig
-from models.layers import Attention, Block, DenseFFN, FeedForward
+from models.layers import Attention, Block
 from models.model import Model
-from models.moe import MoE
-from models.shared_expert import SharedExpert
+from models.ungated_moe import ungated_moe
 from models.weights import WeightSource
 
 
 def build(source: WeightSource, config: ModelConfig) -> Model:
     """Take every non-expert tensor of a `dots1` file. Raises GGUFError for a missing or misshapen one."""
     blk = [
-        Block(Attention.read(source, config, layer, qk_norm="head"), _feed_forward(source, config, layer))
+        Block(Attention.read(source, config, layer, qk_norm="head"), ungated_moe(source, config, layer))
         for layer in range(config.num_layers)
     ]
     return Model.read(source, config, blk)
-
-
-def _feed_forward(source: WeightSource, config: ModelConfig, layer: int) -> FeedForward:
-    if layer not in config.moe_layers:
-        return DenseFFN.read(source, config, layer)
-    shared = SharedExpert.read(source, config, layer, gated=False) if config.shared_intermediate_size else None
-    return MoE.read(source, config, layer, shared)

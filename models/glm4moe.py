@@ -9,10 +9,9 @@ Layers for predicting several tokens at once, which such files carry at their en
 from __future__ import annotations
 
 from models.config import ModelConfig
-from models.layers import Attention, Block, DenseFFN, FeedForward
+from models.layers import Attention, Block
 from models.model import Model
-from models.moe import MoE
-from models.shared_expert import SharedExpert
+from models.ungated_moe import ungated_moe
 from models.weights import WeightSource
 
 FFN_NORM = "post_attention_norm"  # what these files call ffn_norm
@@ -25,12 +24,5 @@ def build(source: WeightSource, config: ModelConfig) -> Model:
         qk_norm = "head" if source.has(f"blk.{layer}.attn_q_norm.weight") else "none"
         bias = source.has(f"blk.{layer}.attn_q.bias")
         attn = Attention.read(source, config, layer, qk_norm, bias)
-        blk.append(Block(attn=attn, ffn=_feed_forward(source, config, layer)))
+        blk.append(Block(attn=attn, ffn=ungated_moe(source, config, layer, FFN_NORM)))
     return Model.read(source, config, blk)
-
-
-def _feed_forward(source: WeightSource, config: ModelConfig, layer: int) -> FeedForward:
-    if layer not in config.moe_layers:
-        return DenseFFN.read(source, config, layer, FFN_NORM)
-    shared = SharedExpert.read(source, config, layer, gated=False) if config.shared_intermediate_size else None
-    return MoE.read(source, config, layer, shared, FFN_NORM)

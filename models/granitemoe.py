@@ -7,8 +7,7 @@ from __future__ import annotations
 from models.config import ModelConfig
 from models.layers import Attention, Block
 from models.model import Model
-from models.moe import MoE
-from models.shared_expert import SharedExpert
+from models.ungated_moe import ungated_moe
 from models.weights import WeightSource
 
 
@@ -16,7 +15,6 @@ def build(source: WeightSource, config: ModelConfig) -> Model:
     """Take every non-expert tensor of a `granitemoe` file. Raises GGUFError for a missing or misshapen one."""
     blk = []
     for layer in range(config.num_layers):
-        shared = SharedExpert.read(source, config, layer, gated=False) if config.shared_intermediate_size else None
-        ffn = MoE.read(source, config, layer, shared)
-        blk.append(Block(Attention.read(source, config, layer), ffn, config.residual_scale))
+        attn = Attention.read(source, config, layer)
+        blk.append(Block(attn, ungated_moe(source, config, layer), config.residual_scale))
     return Model.read(source, config, blk)

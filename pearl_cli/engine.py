@@ -113,7 +113,9 @@ class Engine:
             raise UsageError("the prompt holds no token; give some text")
         if len(token_ids) > self.context:
             fault = f"the prompt of {len(token_ids)} tokens does not fit the context of {self.context}"
-            raise ContextError(f"{fault}; shorten it or give a larger -c")
+            trained = self.model.config.context_length
+            more = f" or give a larger -c (up to {trained})" if self.context < trained else ""
+            raise ContextError(f"{fault}; shorten it{more}")
         start = self._reusable(token_ids)
         self.truncate(start)
         total = len(token_ids) - start

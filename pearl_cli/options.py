@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from pearl_cli.cpu_core_options import CORE_FLAGS
+from pearl_cli.flag_files import NamedPath
 from pearl_cli.routing.steering import Steering
 from pearl_cli.routing_options import ROUTING_FLAGS
 from pearl_cli.sizes import Size, SizeParam
@@ -83,7 +84,7 @@ _FLAGS = [
     click.option(
         "-m",
         "--model",
-        type=click.Path(path_type=Path),
+        type=NamedPath(),
         help="Model: any shard of a pearl set, a stock GGUF, or a Hugging Face folder, which is converted into RAM.",
     ),
     click.option(

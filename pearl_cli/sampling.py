@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from models.errors import PearlError, UsageError
 from pearl_cli.top_k import TopK
 
 RANDOM_SEED = -1
+REPEAT_PENALTIES = (1e-6, 1e6)  # beyond these a logit could overflow
+MOST_PENALTY = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,10 @@ class SamplingParams:
             "--temp": self.temperature >= 0,
             "--top-p": 0 <= self.top_p <= 1,
             "--min-p": 0 <= self.min_p <= 1,
-            "--repeat-penalty": self.repeat_penalty > 0,
+            "--repeat-penalty": REPEAT_PENALTIES[0] <= self.repeat_penalty <= REPEAT_PENALTIES[1],
             "--repeat-last-n": self.repeat_last_n >= -1,
-            "--presence-penalty": np.isfinite(self.presence_penalty),
-            "--frequency-penalty": np.isfinite(self.frequency_penalty),
+            "--presence-penalty": abs(self.presence_penalty) <= MOST_PENALTY,
+            "--frequency-penalty": abs(self.frequency_penalty) <= MOST_PENALTY,
             "--seed": self.seed >= RANDOM_SEED,
         }
         for option, holds in limits.items():
@@ -78,7 +81,8 @@ class Sampler:
         self._top_k = TopK(vocab_size)
         self._flags = np.empty(vocab_size, bool)
         self._changed = np.empty(vocab_size, np.float32)
-        self._accepted: deque[int] = deque(maxlen=None if params.repeat_last_n < 0 else params.repeat_last_n)
+        bound = None if params.repeat_last_n < 0 else min(params.repeat_last_n, sys.maxsize)
+        self._accepted: deque[int] = deque(maxlen=bound)
         self._bias_ids = np.array([i for i, _ in params.logit_bias], dtype=np.int64)
         self._bias = np.array([amount for _, amount in params.logit_bias], dtype=np.float32)
         if self._bias_ids.size and not 0 <= self._bias_ids.min() <= self._bias_ids.max() < vocab_size:

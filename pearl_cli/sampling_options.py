@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from pearl_cli.sampling import SamplingParams
+from pearl_cli.sampling import MOST_PENALTY, REPEAT_PENALTIES, SamplingParams
 
 _DEFAULTS = SamplingParams()
 SETTINGS: dict[str, tuple[str, click.ParamType[Any]]] = {}
@@ -25,17 +25,18 @@ def _flag(name: str, kind: click.ParamType[Any], field: str, text: str) -> Calla
     )
 
 
+_PENALTY = click.FloatRange(-MOST_PENALTY, MOST_PENALTY)
 _FLAGS = [
     _flag("--temp", click.FloatRange(min=0), "temperature", "Temperature; 0 always takes the most likely token."),
     _flag("--top-k", click.IntRange(min=0), "top_k", "Keep the N most likely tokens; 0 keeps all."),
     _flag("--top-p", click.FloatRange(0, 1), "top_p", "Keep the smallest set with this much probability."),
     _flag("--min-p", click.FloatRange(0, 1), "min_p", "Drop tokens below this share of the best one's probability."),
     _flag(
-        "--repeat-penalty", click.FloatRange(0, min_open=True), "repeat_penalty", "Divide the logits of seen tokens."
+        "--repeat-penalty", click.FloatRange(*REPEAT_PENALTIES), "repeat_penalty", "Divide the logits of seen tokens."
     ),
     _flag("--repeat-last-n", click.IntRange(min=-1), "repeat_last_n", "Tokens that penalties look back; -1: context."),
-    _flag("--presence-penalty", click.FLOAT, "presence_penalty", "Subtract from the logits of tokens seen."),
-    _flag("--frequency-penalty", click.FLOAT, "frequency_penalty", "Subtract once for each time a token was seen."),
+    _flag("--presence-penalty", _PENALTY, "presence_penalty", "Subtract from the logits of tokens seen."),
+    _flag("--frequency-penalty", _PENALTY, "frequency_penalty", "Subtract once for each time a token was seen."),
 ]
 
 

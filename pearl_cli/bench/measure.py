@@ -25,7 +25,8 @@ def measure(
     needed = test.n_depth + test.n_prompt + test.n_gen + 2
     if needed > opened.engine.context:
         raise UsageError(
-            f"{test.name} needs a context of {needed} tokens; this run has {opened.engine.context}: raise -c"
+            f"{test.name} needs a context of {needed} tokens; this run has {opened.engine.context}: raise -c (up to "
+            f"{opened.engine.model.config.context_length}), or lower -p, -n or -d"
         )
     warmup = Test(test.n_prompt, min(test.n_gen, _WARMUP_TOKENS), 0)
     run_test(opened, warmup, workload)

@@ -6,7 +6,6 @@ import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from models.errors import PearlError, UsageError
 from pearl_cli.bench.runner import Test
@@ -41,5 +40,7 @@ class LlamaBench:
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise PearlError(f"llama-bench failed on {self.model} with exit code {done.returncode}: {last}")
-        records: list[dict[str, Any]] = json.loads(done.stdout)
-        return float(records[0]["avg_ts"])
+        try:
+            return float(json.loads(done.stdout)[0]["avg_ts"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise PearlError(f"--vs: {self.program} gave no figure as JSON; is it llama-bench?") from error

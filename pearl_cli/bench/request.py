@@ -51,7 +51,7 @@ class BenchRequest:
                     raise UsageError(f"{flag} is of one setting, --ablate runs several: give one of them")
             if len(variants(options, self.ablate)) == 1:
                 raise UsageError(f"--ablate '{self.ablate}' names no piece; write evict,predictor, or evict=lfu")
-        check_place("--timeline", self.timeline)
+        check_place("--timeline", self.timeline, [self.prompt_file, self.price, options.model])
 
     def text(self) -> str | None:
         """Of --prompt-file. Raises FileError."""

@@ -18,6 +18,7 @@ from pearl_cli.options import RunOptions, StopText, run_options
 from pearl_cli.sampling_options import SamplingFlags, sampling_options
 
 _KWARGS_EXAMPLE = """'{"enable_thinking": false}'"""
+_OWN_VARIABLES = {"messages", "add_generation_prompt", "self", "tokenizer"}
 
 
 @click.command(name="chat", help=__doc__)
@@ -99,10 +100,12 @@ def _template_variables(text: str | None) -> dict[str, Any]:
         return {}
     try:
         variables = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--chat-template-kwargs is not JSON ({error}); write {_KWARGS_EXAMPLE}") from error
     if not isinstance(variables, dict):
         raise UsageError(f"--chat-template-kwargs must be a JSON object; write {_KWARGS_EXAMPLE}")
+    for name in sorted(_OWN_VARIABLES & variables.keys()):
+        raise UsageError(f"--chat-template-kwargs: '{name}' is given to the template by pearl itself; leave it out")
     return variables
 
 

@@ -52,7 +52,7 @@ def command(
 
     if (prompt is None) == (file is None):
         raise UsageError("give the text to continue: either -p TEXT or -f FILE")
-    check_place("--timeline", timeline)
+    check_place("--timeline", timeline, [file, options.model])
     with file_of("-f"):
         text = read_prompt(file) if file is not None else prompt or ""
     terminal = Terminal()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pearl_cli.flag_files import NamedPath
 from pearl_cli.sizes import Size, SizeParam
 
 if TYPE_CHECKING:
@@ -14,12 +15,12 @@ if TYPE_CHECKING:
 
 
 @click.command("convert", short_help="Turn a Hugging Face folder or a GGUF into pearl shards.")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source", type=NamedPath())
 @click.option(
     "-o",
     "--output",
     "out",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     help="Directory to write into (with --merge also FILE.gguf).",
 )
 @click.option(
@@ -85,6 +86,8 @@ def command(
 
     if out is None and not dry_run:
         raise click.UsageError("give the directory to write into with -o (or --dry-run)")
+    if flags["unify"] and not flags["merge"]:
+        raise click.UsageError("--unify goes with --merge: only in a stack do experts share a type; leave it out")
     options = ConvertOptions(
         shard_bytes=shard_size.n_bytes if shard_size else None,
         with_vocab=not no_vocab,

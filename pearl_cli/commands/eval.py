@@ -65,8 +65,8 @@ def command(
     settings += [parse_routing(flags, options, "--compare", simulated=True) for flags in compare]
     if plot is not None and any(each.exact and each.residency is None for each in settings):
         raise UsageError("--plot counts misses of every setting, exact routing too: give --residency")
-    check_place("--plot", plot)
-    check_place("--logits", logits)
+    check_place("--plot", plot, [file, kld_base, options.model])
+    check_place("--logits", logits, [file, kld_base, options.model, plot])
     with file_of("-f"):
         texts = list(read_texts([file]))
     request = EvalRequest(settings, score, chunks, logits=logits, kld_base=kld_base)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pearl_cli.flag_files import NamedPath
+
 if TYPE_CHECKING:
     from models.gguf import GGUFModel
     from pearl_cli.model_report import ModelReport
@@ -18,8 +20,8 @@ _VALUE_WIDTH = 100
 
 
 @click.command("info", short_help="Show what a model file holds and whether it runs here.")
-@click.argument("file", required=False, type=click.Path(path_type=Path), metavar="MODEL")
-@click.option("-m", "--model", type=click.Path(path_type=Path), help="The same as MODEL.")
+@click.argument("file", required=False, type=NamedPath(), metavar="MODEL")
+@click.option("-m", "--model", type=NamedPath(), help="The same as MODEL.")
 @click.option("--quant", metavar="TYPE|MIX", help="Show what a run with --quant would hold in memory.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option(

@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
+from pearl_cli.flag_files import NamedPath
 from pearl_cli.options import RunOptions, run_options
 
 
 @click.command(name="plan", help=__doc__)
-@click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[MODEL]")
+@click.argument("file", required=False, type=NamedPath(), metavar="[MODEL]")
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(options: RunOptions, file: Path | None, as_json: bool) -> None:

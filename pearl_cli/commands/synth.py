@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from pearl_cli.flag_files import NamedPath
 from pearl_cli.sizes import Size, SizeParam
 
 
@@ -15,7 +16,7 @@ from pearl_cli.sizes import Size, SizeParam
     "-o",
     "--output",
     "out_dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=NamedPath(file_okay=False),
     required=True,
     help="Directory to write into.",
 )

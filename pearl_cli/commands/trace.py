@@ -41,8 +41,8 @@ def command(
     from pearl_cli.trace_texts import encode_text, read_texts
 
     terminal = Terminal()
-    check_place("-o", out)
-    check_place("--hidden", hidden)
+    check_place("-o", out, [*files, options.model])
+    check_place("--hidden", hidden, [*files, options.model, out])
     with file_of("-f"):
         texts = list(read_texts(files))
     with open_session(options, terminal) as session:

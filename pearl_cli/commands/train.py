@@ -50,7 +50,7 @@ def command(
         from pearl_cli.predict.train_threads import set_threads
     except ImportError as error:
         raise UsageError("pearl train needs torch: pip install 'pearl-moe[train]'") from error
-    check_place("-o", out)
+    check_place("-o", out, [trace, hidden])
     terminal = Terminal()
     set_threads(threads)
     recorded = load_recorded(trace, hidden)

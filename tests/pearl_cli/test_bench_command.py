@@ -95,6 +95,15 @@ def test_the_peer_runs_in_turn(tiny_path, tmp_path, capsys):
     assert log.read_text().count(f"-m {tiny_path} ") == 2
 
 
+def test_a_peer_that_gives_no_figure(tiny_path, tmp_path, capsys):
+    for index, says in enumerate(("", "[]", '[{"avg_ts": null}]')):
+        program = tmp_path / f"llama-bench-{index}"
+        program.write_text(f"#!/bin/sh\necho '{says}'\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        assert main(["bench", "-m", str(tiny_path), "-p", "0", "-n", "2", "--vs", f"llama-bench={program}"]) == 1
+        assert f"pearl: --vs: {program} gave no figure as JSON" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", ["other=x", "llama-bench", "llama-bench=/no/such/program"])
 def test_a_peer_that_is_none(tiny_path, capsys, flag):
     assert main(["bench", "-m", str(tiny_path), "--vs", flag]) == 2

@@ -54,7 +54,7 @@ def test_no_input_is_no_turn(pearl, tiny_path, stdin):
 def test_a_full_context_can_be_cleared(pearl, tiny_path):
     done = pearl("-m", tiny_path, "-c", "32", "-n", "4", stdin=f"{'long ' * 40}\nhi\n")
     assert done.returncode == 0
-    assert "give a larger -c, or /clear the conversation" in done.stderr
+    assert "give a larger -c (up to 128), or /clear the conversation" in done.stderr
     assert done.stdout.count("\n") == 1  # the next turn is answered
 
 

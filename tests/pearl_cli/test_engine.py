@@ -139,7 +139,7 @@ def test_the_end_of_the_context_ends_the_generation(opened: OpenedEngine) -> Non
 def test_prompts_that_cannot_be_computed(opened: OpenedEngine) -> None:
     with pytest.raises(UsageError, match="no token"):
         opened.engine.prefill([])
-    with pytest.raises(UsageError, match="65 tokens does not fit the context of 64"):
+    with pytest.raises(UsageError, match=r"65 tokens does not fit the context of 64; .* -c \(up to 128\)"):
         opened.engine.prefill([1] * 65)
 
 

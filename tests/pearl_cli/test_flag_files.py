@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,19 @@ def test_a_place_is_looked_at_before_the_work(tmp_path: Path) -> None:
         check_place("-o", tmp_path / "none" / "new.csv")
 
 
+def test_a_place_is_neither_a_device_nor_a_file_of_another_flag(tmp_path: Path) -> None:
+    """A device would be replaced: files are written beside their place and renamed."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileError, match=r"^-o .*pipe: this is no regular file"):
+        check_place("-o", tmp_path / "pipe")
+    with pytest.raises(FileError, match=r"^-o /dev/null: this is no regular file"):
+        check_place("-o", Path("/dev/null"))
+    (tmp_path / "link").symlink_to(tmp_path / "text.txt")
+    check_place("-o", tmp_path / "new.csv", [tmp_path / "text.txt", None])
+    with pytest.raises(FileError, match=r"^-o .*text.txt: another flag names this file too"):
+        check_place("-o", tmp_path / "text.txt", [None, tmp_path / "link"])
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -47,6 +61,18 @@ def test_a_place_is_looked_at_before_the_work(tmp_path: Path) -> None:
         (["chat", "-sysf", "none.txt"], "-sysf none.txt: No such file"),
         (["chat", "-st", "-p", "x", "--chat-template-file", "none"], "--chat-template-file none: No such file"),
         (["chat", "-p", "x", "--chat-template-kwargs", "{"], """write '{"enable_thinking": false}'"""),
+        (["chat", "-p", "x", "--chat-template-kwargs", "[" * 100_000], """write '{"enable_thinking": false}'"""),
+        (["chat", "-p", "x", "--chat-template-kwargs", '{"a": 1, "messages": []}'], "'messages' is given to the"),
+        (["chat", "-m", "", "-p", "x"], "'-m' / '--model': the name is empty; write . for the current folder"),
+        (["info", ""], "the name is empty"),
+        (["convert", "nowhere", "-o", ""], "'-o' / '--output': the name is empty"),
+        (["synth", "olmoe-1b-7b", "-o", ""], "'-o' / '--output': the name is empty"),
+        (["convert", "nowhere", "-o", "out", "--unify"], "--unify goes with --merge"),
+        (["trace", "-f", "x", "-o", "x"], "-o x: another flag names this file too"),
+        (["trace", "-f", "x", "-o", "t.csv", "--hidden", "t.csv"], "--hidden t.csv: another flag names this file too"),
+        (["eval", "-f", "x", "--logits", "x"], "--logits x: another flag names this file too"),
+        (["complete", "-f", "x", "--timeline", "x"], "--timeline x: another flag names this file too"),
+        (["train", "x", "--hidden", "y", "-o", "y"], "-o y: another flag names this file too"),
         (["trace", "-f", "none.txt", "-o", "t.csv"], "-f none.txt: No such file"),
         (["trace", "-f", "x", "-o", "none/t.csv"], "-o none/t.csv: the folder none"),
         (["trace", "-f", "x", "-o", "t.csv", "--hidden", "none/t.npz"], "--hidden none/t.npz: the folder none"),

@@ -177,15 +177,24 @@ def test_a_logit_that_is_no_number_stops_the_run(value: float) -> None:
         ("--top-p", {"top_p": 1.5}),
         ("--min-p", {"min_p": -0.1}),
         ("--repeat-penalty", {"repeat_penalty": 0.0}),
+        ("--repeat-penalty", {"repeat_penalty": 1e-300}),
+        ("--repeat-penalty", {"repeat_penalty": float("inf")}),
         ("--repeat-last-n", {"repeat_last_n": -2}),
         ("--presence-penalty", {"presence_penalty": float("inf")}),
         ("--frequency-penalty", {"frequency_penalty": float("nan")}),
+        ("--frequency-penalty", {"frequency_penalty": 1e308}),
         ("--seed", {"seed": -2}),
     ],
 )
 def test_a_parameter_out_of_range_is_named(option: str, params: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=option):
         SamplingParams(**params)  # type: ignore[arg-type]
+
+
+def test_a_window_longer_than_any_sequence_is_the_whole_one() -> None:
+    sampler = Sampler(SamplingParams(temperature=0.0, repeat_penalty=2.0, repeat_last_n=10**20), 3)
+    sampler.accept(0)
+    assert sampler.sample(np.array([1.5, 1.0, 0.0], np.float32)) == 1
 
 
 def test_a_bias_outside_the_vocabulary_or_on_all_of_it_is_refused() -> None:

@@ -24,7 +24,7 @@ def load_conversation(path: Path, conversation: Conversation) -> str:
         if not isinstance(messages, list) or not all(_is_message(each) for each in messages):
             raise ValueError("no list of messages with role and content")
         conversation.take(messages)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: not a conversation of /save ({error})") from error
     return f"{len(conversation.turns) // 2} turns from {path}; the next message goes on from there"
 

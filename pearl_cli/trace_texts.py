@@ -27,7 +27,7 @@ def read_texts(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:
             where = f"{path}: line {number}"
             try:
                 entry = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise FileError(f"{where} is not JSON: {error}") from error
             if isinstance(entry, dict):
                 entry = entry.get("messages", entry.get("text"))

@@ -73,8 +73,8 @@ def _tokenize_lines(tokenizer: Tokenizer, add_bos: bool | None, special: bool) -
         where = f"standard input, line {number}"
         try:
             text = json.loads(_decode(line, where))
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{where}: not JSON ({error.msg}); --jsonl takes one JSON string a line") from error
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{where}: not JSON ({error}); --jsonl takes one JSON string a line") from error
         if not isinstance(text, str):
             raise UsageError(f"{where}: not a JSON string; --jsonl takes one JSON string a line")
         click.echo(json.dumps(tokenizer.encode(text, add_bos, special)))

@@ -83,7 +83,7 @@ def _entries(path: Path, fingerprint: str) -> list[dict[str, Any]]:
         if content["fingerprint"] != fingerprint:
             return []
         missing = [name for entry in entries for name in (*_SAME, "residency", "lambda", "text") if name not in entry]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FileError(f"{path}: not a file of pearl eval --lambda auto ({error}); remove it") from error
     if missing:
         raise FileError(f"{path}: an entry without {missing[0]}; remove the file and find factors anew with pearl eval")

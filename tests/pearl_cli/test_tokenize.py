@@ -86,6 +86,8 @@ def test_pre_overrides_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (b"3\n", "line 1: not a JSON string"),
         (b'"a"\nx\n', "line 2: not JSON"),
+        (b"[" * 100_000 + b"\n", "line 1: not JSON"),
+        (b"9" * 5000 + b"\n", "line 1: not JSON"),
         (b'"\xff"\n', "line 1: not valid UTF-8 at byte 1"),
         (b'"\\ud83d"\n', "not valid Unicode"),
     ],

@@ -77,7 +77,7 @@ def test_jsonl_lines_are_texts_and_conversations(model_path: Path, tmp_path: Pat
         trace(model_path, texts)
 
 
-@pytest.mark.parametrize("line", ["not json", "[]", "7", '{"no": "text"}'])
+@pytest.mark.parametrize("line", ["not json", "[" * 100_000, "[]", "7", '{"no": "text"}'])
 def test_bad_lines_are_named(model_path: Path, tmp_path: Path, line: str) -> None:
     texts = tmp_path / "t.jsonl"
     texts.write_text('"fine"\n' + line + "\n")

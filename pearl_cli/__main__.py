@@ -72,6 +72,10 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     from pearl_cli.main import run
 
+    if argv is None:
+        from pearl_cli.cache_dir import make_room_for_kernels
+
+        make_room_for_kernels(Path(__file__).resolve().parent.parent / "kernels" / "cpu")
     return run(args)
 
 

@@ -1,7 +1,10 @@
-"""The folder for what pearl may lose: prompt history, usage profiles of models whose own folder is read-only."""
+"""The folder for what pearl may lose: prompt history, usage profiles of models whose own folder is read-only. And a
+place for compiled kernels where there is none.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
 from pathlib import Path
 
@@ -15,3 +18,18 @@ def cache_dir() -> Path | None:
     except OSError:
         return None
     return folder if os.access(folder, os.W_OK) else None
+
+
+def make_room_for_kernels(sources: Path) -> None:
+    """Numba refuses to compile what it can keep nowhere. Where neither `sources` nor the user's cache folder can be
+    written, the code goes into a folder of this process alone, and the next start compiles it again.
+    """
+    beside = sources / "__pycache__"
+    can_keep = os.access(beside if beside.is_dir() else sources, os.W_OK)
+    if "NUMBA_CACHE_DIR" in os.environ or can_keep or cache_dir() is not None:
+        return
+    import shutil
+    import tempfile
+
+    folder = os.environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp(prefix="pearl-kernels-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)

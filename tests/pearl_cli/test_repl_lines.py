@@ -88,7 +88,14 @@ def test_faults_with_conversation_files_keep_the_session(
 
 @pytest.mark.parametrize(
     "content",
-    ["{}", "[1]", "[" * 100_000, '[{"role": "user"}]', '[{"role": "user", "content": "a"}]', '[{"role": "bot", "content": "a"}]'],
+    [
+        "{}",
+        "[1]",
+        "[" * 100_000,
+        '[{"role": "user"}]',
+        '[{"role": "user", "content": "a"}]',
+        '[{"role": "bot", "content": "a"}]',
+    ],
 )
 def test_a_file_that_is_no_conversation_changes_nothing(tmp_path: Path, content: str) -> None:
     path = tmp_path / "talk.json"

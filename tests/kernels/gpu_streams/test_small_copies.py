@@ -12,6 +12,7 @@ import torch
 
 from kernels.gpu.mailbox import Mailbox
 from kernels.gpu.staging import _SLOT_BYTES, _SLOTS, Staging
+from kernels.gpu.workspace import Fresh
 
 
 class FakeEvent:
@@ -53,17 +54,17 @@ def test_several_answers_come_behind_one_event(log: list[str]) -> None:
 
 
 def test_uploads_wait_only_for_the_buffer_that_they_take(log: list[str]) -> None:
-    staging = Staging(torch.device("meta"))
+    staging, memory = Staging(torch.device("meta")), Fresh(torch.device("meta"))
     assert log == ["pin"] * _SLOTS
     log.clear()
     array = np.arange(5, dtype=np.int32)
-    out = staging.upload(array)
+    out = staging.upload(array, memory)
     assert (out.shape, out.dtype, out.device.type) == ((5,), torch.int32, "meta")
     assert log == ["wait", "record"]
     assert staging._buffers[0][: array.nbytes].view(torch.int32).tolist() == array.tolist()
     for _ in range(_SLOTS):
-        staging.upload(array + 7)
+        staging.upload(array + 7, memory)
     assert staging._buffers[0][: array.nbytes].view(torch.int32).tolist() == (array + 7).tolist()
     log.clear()
-    assert staging.upload(np.zeros(_SLOT_BYTES + 1, np.uint8)).nbytes == _SLOT_BYTES + 1
+    assert staging.upload(np.zeros(_SLOT_BYTES + 1, np.uint8), memory).nbytes == _SLOT_BYTES + 1
     assert log == []

@@ -14,6 +14,7 @@ from gguf.constants import GGUFValueType
 from convert.gguf_metadata import Metadata
 from convert.rows import FileRows, OpenFile, Rows, Slice
 from convert.source import Source, SourceTensor, check_experts, expert_name
+from models.config_checks import refuse_other_kinds
 from models.errors import GGUFError
 from models.gguf import GGUFModel, StringArray, TensorInfo
 
@@ -24,8 +25,12 @@ _SHARD_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 def open_gguf(path: Path) -> Source:
-    """Open the model that `path` is or is a member of. Raises FileError, GGUFError, UnsupportedQuantType."""
+    """Open the model that `path` is or is a member of.
+
+    Raises FileError, GGUFError, UnsupportedQuantType, UnsupportedError for what is no whole model.
+    """
     with GGUFModel.open(path) as model:
+        refuse_other_kinds(model)
         metadata = _copy_metadata(model)
         files = [OpenFile(member) for member in model.paths]
         architecture = model.metadata.get("general.architecture")

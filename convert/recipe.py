@@ -184,6 +184,7 @@ class Recipe:
 def parse_recipe(quant: str | None, recipe: str | None) -> Recipe:
     """`--quant` and `--recipe` as a Recipe. Raises UsageError or UnsupportedQuantType on what it cannot read."""
     overrides = [_parse_override(part) for part in recipe.split(",") if part.strip()] if recipe else []
+    _check_once(overrides)
     mix = MIXES.get(quant.strip().lower()) if quant is not None else None
     if mix is not None:
         return Recipe(mix.base, overrides, mix)
@@ -194,6 +195,15 @@ def parse_recipe(quant: str | None, recipe: str | None) -> Recipe:
     except UnsupportedQuantType:
         names = dict.fromkeys([*(target.name for target in TARGETS), *map(str.upper, MIXES)])
         raise UnsupportedQuantType(quant, names) from None
+
+
+def _check_once(overrides: list[Override]) -> None:
+    seen = set()
+    for item in overrides:
+        part = item.role, item.first_layer, item.last_layer
+        if part in seen:
+            raise UsageError(f"--recipe: '{item.role}' is given twice; leave one")
+        seen.add(part)
 
 
 def _parse_override(text: str) -> Override:

@@ -34,17 +34,22 @@ _POSITIVE = (
 )
 
 
-def architecture_of(model: GGUFModel) -> str:
-    """`general.architecture`, checked to be one that pearl runs. Raises UnsupportedArchitecture with the nearest
-    relative, UnsupportedError for a file that is no whole model, GGUFError.
-    """
-    where = str(model.paths[0])
+def refuse_other_kinds(model: GGUFModel) -> None:
+    """Raises UnsupportedError for a file that is no whole model, as `general.type` tells."""
     kind = model.metadata.get("general.type", "model")
     if not isinstance(kind, str) or kind != "model":
         advice = f"; {KINDS[kind]}" if isinstance(kind, str) and kind in KINDS else ""
         raise UnsupportedError(
-            f"{where}: general.type is {show(str(kind))}; pearl runs whole models (type 'model'){advice}"
+            f"{model.paths[0]}: general.type is {show(str(kind))}; pearl runs whole models (type 'model'){advice}"
         )
+
+
+def architecture_of(model: GGUFModel) -> str:
+    """`general.architecture`, checked to be one that pearl runs. Raises UnsupportedArchitecture with the nearest
+    relative, UnsupportedError for a file that is no whole model, GGUFError.
+    """
+    refuse_other_kinds(model)
+    where = str(model.paths[0])
     name = model.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise GGUFError(f"{where}: metadata 'general.architecture' is missing or no string; is this a model?")

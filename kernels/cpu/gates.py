@@ -81,8 +81,8 @@ def _check(x: np.ndarray, gate: np.ndarray) -> None:
 
 
 def sigmoid_gate(x: np.ndarray, gate: np.ndarray) -> np.ndarray:
-    """x * sigmoid(gate) in place for float32 x [T, N] and gate [T, N], or [T, 1] for whole rows; returns x. Rows may lie
-    apart.
+    """x * sigmoid(gate) in place for float32 x [T, N] and gate [T, N], or [T, 1] for whole rows; returns x. Rows may
+    lie apart.
     """
     if gate.shape[1] == 1:  # so few that numpy does them
         x *= np.exp(-np.logaddexp(np.float32(0), -gate))

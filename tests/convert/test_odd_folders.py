@@ -15,6 +15,7 @@ import pytest
 from convert.pipeline import ConvertOptions, convert
 from models.errors import PearlError
 from tests.convert.checkpoints import contents, weights, write_folder
+from tests.tiny_gguf import tiny_moe, write_gguf
 
 OPTIONS = ConvertOptions(with_vocab=False)
 SECOND = "model-00002-of-00003.safetensors"
@@ -110,3 +111,15 @@ def test_a_merge_into_a_file_without_the_suffix_is_refused(tmp_path: Path) -> No
     with pytest.raises(PearlError, match=r"file: is a file; give a directory, or a name that ends in \.gguf"):
         convert(folder, tmp_path / "file", ConvertOptions(with_vocab=False, merge=True))
     assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [("imatrix", "give it to pearl convert --imatrix"), ("adapter", "merge it into its model first")],
+)
+def test_a_gguf_that_is_no_model_is_no_source(kind: str, advice: str, tmp_path: Path) -> None:
+    model = tiny_moe()
+    path = write_gguf(tmp_path / "other.gguf", model.metadata | {"general.type": kind}, model.tensors)
+    with pytest.raises(PearlError, match=advice):
+        convert(path, tmp_path / "out", OPTIONS)
+    assert not (tmp_path / "out").exists()

@@ -65,7 +65,7 @@ def test_recipe_picks_the_most_specific_entry() -> None:
     assert chosen(None, "attn=q8_0", "blk.0.ffn_up.0.weight") is Q.BF16
 
 
-@pytest.mark.parametrize("recipe", ["attn", "nothing=q8_0", "attn@3-1=q8_0", "embed@0-1=q8_0"])
+@pytest.mark.parametrize("recipe", ["attn", "nothing=q8_0", "attn@3-1=q8_0", "embed@0-1=q8_0", "attn=q8_0,attn=q4_0"])
 def test_bad_recipes_are_named(recipe: str) -> None:
     with pytest.raises(UsageError, match="--recipe"):
         parse_recipe(None, recipe)

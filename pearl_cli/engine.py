@@ -18,7 +18,8 @@ from models.errors import ContextError, UsageError
 from models.expert_provider import ExpertProvider
 from models.kv_cache import KVCache
 from models.model import Model
-from pearl_cli.residency.controller import CallCancelled, ResidencyController
+from pearl_cli.residency.call_work import CallCancelled
+from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.stats import TokenStats
 
 Cancelled = Callable[[], bool]

@@ -34,7 +34,6 @@ from pearl_cli.residency.auto.plan import AutoPlan
 from pearl_cli.residency.eviction import make_policy
 
 UNTRAINED = ("next-gate", "token-table", "ema")
-DEFAULT_STRIDE = 1
 AUTO = "auto"  # as a piece that can be switched off: then `auto` stays as it begins
 UNTRAINED_EVICT = "lfru"  # best causal policy of the replayed traces at most sizes, and never far behind
 

@@ -29,8 +29,6 @@ from pearl_cli.residency.slot_keeper import SlotKeeper
 from pearl_cli.residency.stats import TokenStats
 from pearl_cli.routing.base import Inserted, RoutingPolicy
 
-__all__ = ["CallCancelled", "ResidencyController"]
-
 
 class ResidencyController(CallWork):
     """An `ExpertProvider`. layers[l] is None for a layer without experts, `routers` likewise. `cancelled`, where set,

@@ -23,7 +23,7 @@ from pearl_cli.open_engine import open_engine
 from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.options import RunOptions
 from pearl_cli.predict.next_gate import NextGate
-from pearl_cli.residency.controller import CallCancelled
+from pearl_cli.residency.call_work import CallCancelled
 from pearl_cli.sampling import Sampler, SamplingParams
 from pearl_cli.sizes import Size
 from tests.tiny_gguf import f32, tiny_moe

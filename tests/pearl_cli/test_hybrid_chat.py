@@ -21,7 +21,7 @@ from models.model import Model
 from models.resident import ResidentExperts
 from pearl_cli.__main__ import main
 from pearl_cli.engine import Engine, Generation
-from pearl_cli.residency.controller import CallCancelled
+from pearl_cli.residency.call_work import CallCancelled
 from tests.tiny_models import prompt, tiny_model, write_gguf
 from tests.tiny_vocab import CONTROL, byte_level
 from tests.tolerances import LOGITS_RELATIVE

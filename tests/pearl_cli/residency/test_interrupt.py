@@ -17,7 +17,7 @@ from kernels.backend import Activations
 from kernels.reference.backend import ReferenceBackend
 from models.expert_provider import Routing
 from pearl_cli.residency.build import ExpertPlaces, build_controller
-from pearl_cli.residency.controller import CallCancelled
+from pearl_cli.residency.call_work import CallCancelled
 from pearl_cli.residency.eviction import make_policy
 from pearl_cli.residency.slot_plan import floor_bytes, plan_slots
 from pearl_cli.routing.exact import ExactRouting

@@ -124,7 +124,7 @@ def test_physical_slots_as_the_cache_do_change_the_output(
 
 def test_an_interrupted_token_leaves_no_trace(softmax_model: Path) -> None:
     """Cancelled in its second layer, then decoded again: as if nothing had been."""
-    from pearl_cli.residency.controller import CallCancelled
+    from pearl_cli.residency.call_work import CallCancelled
 
     with open_engine(softmax_model, PSR) as opened:
         expected = run(opened)

@@ -11,6 +11,7 @@ from models.gguf import GGUFModel
 from models.kv_cache import KVCache
 from models.loader import load_model
 from models.model import Model
+from pearl_cli.check_run import check_run
 from pearl_cli.device.open_device import record_on_device, room_on_device
 from pearl_cli.engine import Engine
 from pearl_cli.groundwork import Groundwork, Progress, prepare
@@ -47,10 +48,11 @@ def open_engine(
     try:
         settings = routing_settings(options)
         ground = prepare(gguf, options, default_budget, notify, progress)
+        profile = start_profile(ground, gguf, options, settings, use_profile, notify)
+        check_run(ground, gguf, options, settings, profile)
         warn_of_plan(ground.plan, ground.config, notify, on_gpu=ground.on_device is not None)
         fill_store(gguf, wanted_by(ground.config), ground.threads, progress)
         loaded, cache = _load(ground, gguf, options)
-        profile = start_profile(ground, gguf, options, settings, use_profile, notify)
         policies = run_policies(ground, options, loaded.routers, profile.pinned)
         opened = _start(ground, gguf, options, loaded, cache, policies, profile, notify)
     except BaseException:

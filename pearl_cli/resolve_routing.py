@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from models.errors import UsageError
+from models.gguf import GGUFModel
 from pearl_cli.device.copy_queue import CopyQueue
 from pearl_cli.measure_link import measure_link
 from pearl_cli.opened_engine import OpenedEngine
+from pearl_cli.options import RunOptions
 from pearl_cli.predict.choose import choose_forecasting
 from pearl_cli.predict.fingerprint import model_fingerprint
 from pearl_cli.routing.lambda_file import stored_lambda
@@ -18,9 +20,8 @@ def resolve_routing(opened: OpenedEngine, settings: RoutingSettings) -> RoutingS
     """`settings` with a bonus factor from the file beside the model and inserts from speeds measured now (which empties
     the sequence). Raises UsageError where there is nothing to go by.
     """
+    check_measurable(settings, opened.plan.all_resident)
     if settings.inserts is None:
-        if opened.plan.all_resident:
-            raise UsageError("--inserts auto measures copies, and every expert is in memory: give a number or --budget")
         queue = opened.controller.queue
         copied = queue.link_bytes_per_s if isinstance(queue, CopyQueue) and queue.host.holds_all else None
         speed = measure_link(
@@ -32,17 +33,30 @@ def resolve_routing(opened: OpenedEngine, settings: RoutingSettings) -> RoutingS
         opened.say(f"--inserts auto is {settings.inserts}: {speed.label()}")
     if settings.lambda_ is None:
         settings, source = stored_lambda(
-            opened.gguf.paths[0], model_fingerprint(opened.gguf), settings, logical_evict(opened, settings),
-            logical_residency(opened, settings),
+            opened.gguf.paths[0], model_fingerprint(opened.gguf), settings,
+            logical_evict(opened.gguf, opened.options, settings), logical_residency(opened, settings),
         )  # fmt: skip
         opened.say(f"--lambda auto: {source}")
     return settings
 
 
-def logical_evict(opened: OpenedEngine, settings: RoutingSettings) -> str:
+def check_automatic(settings: RoutingSettings, gguf: GGUFModel, options: RunOptions, all_resident: bool) -> None:
+    """Raises UsageError where there is nothing to go by, as far as that is known before anything is measured."""
+    check_measurable(settings, all_resident)
+    if settings.lambda_ is None and settings.inserts is not None:
+        evict = logical_evict(gguf, options, settings)
+        stored_lambda(gguf.paths[0], model_fingerprint(gguf), settings, evict, settings.residency or 1.0)
+
+
+def check_measurable(settings: RoutingSettings, all_resident: bool) -> None:
+    """Raises UsageError where inserts shall come from measured copies and there will be none."""
+    if settings.inserts is None and all_resident:
+        raise UsageError("--inserts auto measures copies, and every expert is in memory: give a number or --budget")
+
+
+def logical_evict(gguf: GGUFModel, options: RunOptions, settings: RoutingSettings) -> str:
     """What the logical cache of `settings` evicts by, `auto` resolved."""
-    options = opened.options
-    return choose_forecasting(opened.gguf, options.predictor, options.stride, settings.evict).evict
+    return choose_forecasting(gguf, options.predictor, options.stride, settings.evict).evict
 
 
 def logical_residency(opened: OpenedEngine, settings: RoutingSettings) -> float:

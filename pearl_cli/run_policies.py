@@ -53,12 +53,17 @@ def run_policies(
         predictor = auto = None  # there is nothing to fetch
     if AUTO in options.switched_off or ground.on_device is not None:
         auto = None
+    eviction = chosen_eviction(ground, options, pinned)
+    return RunPolicies(eviction, next_use, predictor, recorded or ExactRouting(ground.backend), auto)
+
+
+def chosen_eviction(ground: Groundwork, options: RunOptions, pinned: UsageProfile | None) -> EvictionPolicy:
+    """What leaves a slot; pinned: as `run_policies` has it. Raises UsageError."""
     popularity = pinned.counts if pinned is not None else None
     if ground.usage is not None:
         popularity = ground.usage.use_counts()
-    cost = ground.places.reload_cost(config.router.num_experts)
-    eviction = make_policy(forecasting.evict, popularity, seed, cost)
-    return RunPolicies(eviction, next_use, predictor, recorded or ExactRouting(ground.backend), auto)
+    cost = ground.places.reload_cost(ground.config.router.num_experts)
+    return make_policy(ground.forecasting.evict, popularity, max(options.seed, 0), cost)
 
 
 def _recorded(options: RunOptions, config: ModelConfig) -> RecordedRouting | None:

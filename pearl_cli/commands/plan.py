@@ -31,19 +31,26 @@ def command(options: RunOptions, file: Path | None, as_json: bool) -> None:
 
 def plan_record(options: RunOptions) -> dict[str, Any]:
     """The plan as a flat record; raises what opening the model would raise."""
+    from pearl_cli.check_run import check_run
+    from pearl_cli.cpu_cores import on_cores
     from pearl_cli.groundwork import prepare
     from pearl_cli.memory_plan import RESERVE_BYTES
     from pearl_cli.open_model import open_model
+    from pearl_cli.routing.settings import routing_settings
     from pearl_cli.session import DEMO_BUDGET, demo_model, tokenizer_of
+    from pearl_cli.start_profile import start_profile
 
     def note(line: str) -> None:
         click.echo(line, err=True)
 
     path = options.model or demo_model()
-    with open_model(path, options, note) as gguf:
+    with on_cores(options), open_model(path, options, note) as gguf:
         # A run's process holds the tokenizer too, and its weight counts under the ceiling.
         tokenizer = tokenizer_of(gguf, path)
+        settings = routing_settings(options)
         ground = prepare(gguf, options, None if options.model else DEMO_BUDGET, note)
+        profile = start_profile(ground, gguf, options, settings, False, note)
+        check_run(ground, gguf, options, settings, profile)
         del tokenizer
     config, places, plan = ground.config, ground.places, ground.plan
     experts = config.router.num_experts * sum(1 for size in places.slot_bytes if size)

@@ -24,7 +24,7 @@ def find_lambda(session: Session, ids: Sequence[int], request: EvalRequest, text
     progress = Progress(terminal, f"trying {len(GRID)} factors")
     found = calibrate(session, ids, request, progress)
     terminal.end_progress()
-    evict, residency = logical_evict(opened, found), logical_residency(opened, found)
+    evict, residency = logical_evict(opened.gguf, opened.options, found), logical_residency(opened, found)
     strongest = f"lambda {found.lambda_:g} is the strongest of the grid within the price"
     model, fingerprint = opened.gguf.paths[0], model_fingerprint(opened.gguf)
     try:

@@ -72,6 +72,14 @@ class Forecasting:
             return make_forecaster(self.card, self.arrays)
         return EmaNextUse(*_shape(config))
 
+    def check_recorded(self, recorded: bool) -> None:
+        """Raises UsageError where a predictor needs recorded routing and there is none."""
+        if self.name.startswith("oracle") and not recorded:
+            raise UsageError(
+                f"--predictor {self.name} knows recorded routing only: give bench a --route-trace, or replay one "
+                "with pearl simulate"
+            )
+
     def predictor(
         self,
         config: ModelConfig,
@@ -86,11 +94,8 @@ class Forecasting:
             return None
         shape = _shape(config)
         if self.name.startswith("oracle"):
-            if future is None:
-                raise UsageError(
-                    f"--predictor {self.name} knows recorded routing only: give bench a --route-trace, or replay one "
-                    "with pearl simulate"
-                )
+            self.check_recorded(future is not None)
+            assert future is not None
             layers = [router.layer for router in routers if router is not None]
             return Oracle(future, layers, shape[1], *parse_oracle(self.name), self.stride, seed)
         if self.name == "next-gate":

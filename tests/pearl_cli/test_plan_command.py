@@ -47,6 +47,48 @@ def test_a_gpu_flag_where_no_gpu_is_leaves_a_note(tiny_path, capsys, monkeypatch
     assert "--vram has no effect: no GPU is used here" in capsys.readouterr().err
 
 
+REFUSED = [
+    ("--evict static", "--evict static needs a usage profile of this model"),
+    ("-Cr 0-9999", "--cpu-mask, --cpu-range: core"),
+    ("--lambda 0.1", "--lambda is for cache-aware routing"),
+    ("--residency 50%", "--residency is for cache-aware routing"),
+    ("--routing psr --evict static", "--routing psr goes by what it has seen"),
+    ("--routing cache-prior --inserts 2", "--routing cache-prior inserts nothing"),
+    ("--routing psr --inserts 99", "--inserts 99: only the best 2 of the next router"),
+    ("--routing psr --top-j 99", "--top-j 99: a token of this model uses 2 experts"),
+    ("--routing psr --inserts auto --budget 100%", "--inserts auto measures copies"),
+    ("--routing psr --lambda auto:0.3%", "--lambda auto: tiny.routing.json has no factor"),
+    ("--predictor oracle:0.9", "--predictor oracle:0.9 knows recorded routing only"),
+    ("--store disk --quant q8_0", "--store disk: --quant means a conversion"),
+    ("--miss cpu --device cpu", "--miss cpu is about a GPU"),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), REFUSED)
+def test_the_plan_refuses_what_the_run_refuses_in_the_same_words(flags, words, tiny_path, tmp_path, capsys):
+    own = tmp_path / "tiny.gguf"  # without the profile of another test's run beside it
+    own.symlink_to(tiny_path)
+    said = []
+    for command in (["plan"], ["complete", "-p", "a", "-n", "1"]):
+        assert main([*command, "-m", str(own), *flags.split()]) == 2, command
+        out, err = capsys.readouterr()
+        assert out == ""
+        said.append(err)
+    assert said[0] == said[1]
+    assert said[0].startswith(f"pearl: {words}")
+
+
+def test_a_recorded_trace_or_an_earlier_session_lets_static_eviction_be_planned(tiny_path, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("abc abd abe")
+    model = ["-m", str(tiny_path)]
+    assert main(["trace", *model, "-f", str(tmp_path / "text.txt"), "-o", str(tmp_path / "t.csv"), "--no-profile"]) == 0
+    assert main(["plan", *model, "--evict", "static", "--usage", str(tmp_path / "t.csv")]) == 0
+    own = tmp_path / "own.gguf"  # a profile lies beside its model
+    own.write_bytes(tiny_path.read_bytes())
+    assert main(["complete", "-m", str(own), "-p", "abc", "-n", "1"]) == 0
+    assert main(["plan", "-m", str(own), "--evict", "static"]) == 0
+
+
 @pytest.mark.parametrize("command", ["plan", "complete -p a", "chat -p a"])
 def test_what_is_no_whole_model_is_refused_as_that(command, tmp_path, capsys):
     """Not for the vocabulary that it lacks."""

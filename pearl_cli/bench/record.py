@@ -44,7 +44,7 @@ def make_record(
         "hit_rate": total.hit_rate if total.hits + total.misses else None,
         "miss_bytes_per_token": total.miss_bytes / tokens,
         "prefetch_bytes_per_token": total.prefetch_bytes / tokens,
-        "prefetch_precision": total.useful_prefetch_bytes / total.prefetch_bytes if total.prefetch_bytes else None,
+        "prefetch_precision": total.prefetch_precision,
         "prefetch_wasted_bytes_per_token": total.wasted_prefetch_bytes / tokens,
         "promoted_per_token": total.promoted / tokens,
         "queue_wait_ms_per_token": 1e3 * sum(sample.queue_wait_s for sample in samples) / tokens,

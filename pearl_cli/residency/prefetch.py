@@ -3,7 +3,8 @@ urgent.
 
 A forecast expert that has landed is a *guest*: it is physically resident but belongs to no layer's budget. Guests
 become useful when their layer's gate selects them, else their slots go back. This file decides what to ask for; the
-controller owns slots that demands need. In shadow nothing is asked for: what would have been is only scored.
+controller owns slots that demands need. In shadow, and where the governor rehearses, nothing is asked for: what would
+have been is only scored.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Prefetcher:
         self._notify = notify
         self._now = now
         self._guests: dict[tuple[int, int], int] = {}  # (layer, expert) -> size class, oldest first
+        self._rehearsal = ShadowScore()
 
     @property
     def name(self) -> str:
@@ -64,22 +66,31 @@ class Prefetcher:
     @property
     def asks(self) -> bool:
         """Whether forecasts are wanted, to fetch by or to score; if not, all calls cost next to nothing."""
-        return self.shadow is not None or (self.fetching and self.governor.enabled)
+        governor = self.governor
+        return self.shadow is not None or (self.fetching and (governor.enabled or governor.rehearsing))
 
     def begin(self, token_ids: np.ndarray, start: int, phase: str) -> None:
-        if not self.asks:
+        if self.shadow is None and not self.fetching:
             return
-        self._predictor.begin(token_ids, start, phase)
+        rehearsed = self.governor.rehearsing
         verdict = self.governor.observe_link(self._queue.stats)
+        if self.governor.rehearsing != rehearsed:
+            self._rehearsal = ShadowScore()
+        if self.asks:
+            self._predictor.begin(token_ids, start, phase)
         if verdict is not None and self._notify is not None:
             self._notify(verdict)
 
     def forecast(self, layer: int, residual: Array, a: Activations, routing: Routing) -> None:
         """Ask the predictor and queue what pays; called after the demands of `layer` are queued."""
-        shadow = self.shadow
         if not self.asks:
             return
         started = self._now()
+        shadow = self.shadow
+        if shadow is None and self.governor.rehearsing:
+            shadow = self._rehearsal
+            for found in shadow.gate(layer, routing.topk_ids[-1]):
+                self.governor.settle(found)
         loads: list[Load] = []
         for forecast in self._predictor.forecast(layer, residual, a, routing):
             state = self._layers[forecast.layer]

@@ -7,7 +7,9 @@ because a demand overtakes at the chunk border, and only when a demand comes whi
 So a fetch pays where 3 p (1 - u) > (1 - p) u, that is p > u / (u + 3 (1 - u)).
 Replays of a recorded Qwen3-30B trace with forecasts of falling precision broke even at p = .11, .23, .40 and .6 where
 demands kept the link busy for .25, .50, .64 and .84 of the time; the bound gives .10, .25, .37 and .64.
-The same bound, put on measured precision, decides whether prefetching stays on.
+The same bound, put on measured precision, decides whether prefetching stays on. Where it does not, forecasts are not
+even asked for, until some tokens later they are rehearsed: scored without a fetch. If those would have paid, fetching
+goes on; if not, the next rest is twice as long.
 """
 
 from __future__ import annotations
@@ -21,18 +23,26 @@ _CHUNKS = 3
 _SMOOTHING = 0.1  # weight of the newest token in the running link load
 _MIN_SCORE = 0.05  # below this even an idle link only churns slots
 _JUDGE_AFTER = 200  # forecasts settled before a verdict on precision
+_JUDGE_AFTER_TOKENS = 16  # and tokens: what learns while serving begins with guesses, hundreds of them in one token
+_REST_TOKENS = 256
+_LONGEST_REST = 8192
+_REHEARSAL_TOKENS = 32
+_LEAST_REHEARSED = 16  # forecasts; with fewer there is next to nothing to fetch
 
 
 class PrefetchGovernor:
-    """`enabled` turns False when forecasts fetch more than they save, until `restart`; `threshold` is the least score
-    worth a fetch.
+    """enabled: forecasts may be fetched; rehearsing: they may not, but are to be asked for and settled by what their
+    gates then choose; with neither nobody need be asked. threshold: the least score worth a fetch.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.enabled = True
+        self.rehearsing = False
         self.link_load = 0.0
         self.useful = 0
         self.wasted = 0
+        self._tokens = 0  # since `enabled` or `rehearsing` changed
+        self._rest = self._next_rest = _REST_TOKENS
         self._now = now
         self._last: tuple[float, int, float] | None = None
 
@@ -42,18 +52,22 @@ class PrefetchGovernor:
 
     def restart(self) -> None:
         """Fetching begins again: what was fetched before says nothing of it."""
-        self.enabled = True
-        self.useful = self.wasted = 0
+        self._next_rest = _REST_TOKENS
+        self._turn(enabled=True)
 
     def settle(self, useful: bool) -> None:
-        """One forecast expert was demanded, or was given up after bytes had been read for it."""
+        """One forecast expert was demanded, or was given up after bytes had been read for it; in a rehearsal, was
+        chosen by its gate or not.
+        """
         if useful:
             self.useful += 1
         else:
             self.wasted += 1
 
     def observe_link(self, stats: TransferStats) -> str | None:
-        """Once per token: update the link load. Returns a sentence when prefetching has just been switched off."""
+        """Once per token: update the link load. Returns a sentence when prefetching has just been switched off, or on
+        again.
+        """
         moment = self._now()
         bytes_read = stats.read_bytes
         if self._last is not None and moment > self._last[0] and bytes_read:
@@ -61,18 +75,41 @@ class PrefetchGovernor:
             share = min(1.0, busy_s / (moment - self._last[0]))
             self.link_load += _SMOOTHING * (share - self.link_load)
         self._last = (moment, stats.demand_bytes, stats.busy_s)
-        return self._judge()
+        self._tokens += 1
+        if self.enabled:
+            return self._judge()
+        if self.rehearsing and self._tokens >= _REHEARSAL_TOKENS:
+            return self._end_rehearsal()
+        if not self.rehearsing and self._tokens >= self._rest:
+            self._turn(rehearsing=True)
+        return None
+
+    def _turn(self, enabled: bool = False, rehearsing: bool = False) -> None:
+        self.enabled, self.rehearsing = enabled, rehearsing
+        self.useful = self.wasted = self._tokens = 0
 
     def _judge(self) -> str | None:
-        settled = self.useful + self.wasted
-        if not self.enabled or settled < _JUDGE_AFTER:
+        useful, settled = self.useful, self.useful + self.wasted
+        if settled < _JUDGE_AFTER or self._tokens < _JUDGE_AFTER_TOKENS:
             return None
-        if self.useful / settled >= self.threshold:
+        if useful / settled >= self.threshold:
             self.useful, self.wasted = self.useful // 2, self.wasted // 2  # an old text fades from the verdict
             return None
-        self.enabled = False
-        if not self.useful:
-            return f"prefetching switched off: none of {settled} experts fetched was used"
-        per_use = settled / self.useful
+        self._begin_rest()
+        again = f"looked at again after {self._rest} tokens"
+        if not useful:
+            return f"prefetching switched off: none of {settled} experts fetched was used; {again}"
         load = f"link {self.link_load:.0%} busy with demands"
-        return f"prefetching switched off: {per_use:.1f} experts fetched for each one used, {load}"
+        return f"prefetching switched off: {settled / useful:.1f} experts fetched for each one used, {load}; {again}"
+
+    def _end_rehearsal(self) -> str | None:
+        useful, settled = self.useful, self.useful + self.wasted
+        if settled < _LEAST_REHEARSED or useful / settled < self.threshold:
+            self._begin_rest()
+            return None
+        self._turn(enabled=True)
+        return f"prefetching on again: of {settled} experts that it would have fetched {useful} were used"
+
+    def _begin_rest(self) -> None:
+        self._turn()
+        self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)

@@ -20,11 +20,15 @@ class ShadowScore:
         """They would be on their way to the next gate of `layer`."""
         self._expected[layer] = expert_ids
 
-    def gate(self, layer: int, topk_ids: np.ndarray) -> None:
-        """The next event of `layer` has chosen topk_ids [K]."""
+    def gate(self, layer: int, topk_ids: np.ndarray) -> list[bool]:
+        """The next event of `layer` has chosen topk_ids [K]: of each expert expected there, whether it is among them.
+        """
+        expected = self._expected.pop(layer, None)
+        if not expected:
+            return []
         chosen = set(topk_ids.tolist())
-        for expert in self._expected.pop(layer, ()):
-            if expert in chosen:
-                self.right += 1
-            else:
-                self.wrong += 1
+        found = [expert in chosen for expert in expected]
+        right = sum(found)
+        self.right += right
+        self.wrong += len(found) - right
+        return found

@@ -8,6 +8,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 
+def share_used(useful_bytes: int, wasted_bytes: int) -> float | None:
+    """Of bytes read on forecasts that have met their gate or were given up; None before any has."""
+    decided = useful_bytes + wasted_bytes
+    return useful_bytes / decided if decided else None
+
+
 @dataclass(slots=True)
 class TransferStats:
     """Kept by the transfer queue under its lock. queue_wait_s is a sum over reads; busy_s is the time in which anything
@@ -42,7 +48,8 @@ class TokenStats:
     """One forward call (one token while decoding).
 
     hits and misses count (layer, expert) demands at the gate; `promoted` are the misses whose read had been forecast;
-    miss_bytes is what had to be demanded, prefetch_bytes what was read on a forecast.
+    miss_bytes is what had to be demanded, prefetch_bytes what was read on a forecast. Bytes are useful or wasted once
+    it is decided, which may be after the call that they were read in.
     """
 
     n_tokens: int = 0
@@ -59,6 +66,10 @@ class TokenStats:
     def hit_rate(self) -> float:
         total = self.hits + self.misses
         return self.hits / total if total else 1.0
+
+    @property
+    def prefetch_precision(self) -> float | None:
+        return share_used(self.useful_prefetch_bytes, self.wasted_prefetch_bytes)
 
     def __sub__(self, earlier: TokenStats) -> TokenStats:
         return TokenStats(*map(operator.sub, _fields_of(self), _fields_of(earlier)))

@@ -17,7 +17,8 @@ import numpy as np
 
 from pearl_cli.predict.base import Forecast
 from pearl_cli.residency.prefetch_governor import PrefetchGovernor
-from pearl_cli.residency.stats import TransferStats
+from pearl_cli.residency.shadow_score import ShadowScore
+from pearl_cli.residency.stats import TransferStats, share_used
 from pearl_cli.trace import DECODE, Event
 
 _CHUNKS = 3
@@ -49,7 +50,8 @@ class _Read:
 class CostModel:
     """Handed to a replay as its `watch`. depth: forecast experts a later layer at most; governed: fetch only what pays.
 
-    token_s: of each decoded token; demand_bytes, prefetch_bytes, useful_bytes and stall_s count decoding only.
+    token_s: of each decoded token; demand_bytes, prefetch_bytes, useful_bytes, wasted_bytes and stall_s count decoding
+    only. switched_off: what the governor said, where fetching is off at the end.
     """
 
     machine: Machine
@@ -61,6 +63,7 @@ class CostModel:
     demand_bytes: int = 0
     prefetch_bytes: int = 0
     useful_bytes: int = 0
+    wasted_bytes: int = 0
     stall_s: float = 0.0
     switched_off: str = ""
     _clock_s: float = 0.0
@@ -70,6 +73,7 @@ class CostModel:
     _resident: dict[int, np.ndarray] = field(default_factory=dict)
     _stats: TransferStats = field(default_factory=TransferStats)
     _governor: PrefetchGovernor | None = None
+    _rehearsal: ShadowScore = field(default_factory=ShadowScore)
 
     def __post_init__(self) -> None:
         self._governor = PrefetchGovernor(now=lambda: self._clock_s)
@@ -101,7 +105,7 @@ class CostModel:
         return {
             "demand_bytes_per_token": self.demand_bytes / n,
             "prefetch_bytes_per_token": self.prefetch_bytes / n,
-            "prefetch_precision": self.useful_bytes / self.prefetch_bytes if self.prefetch_bytes else None,
+            "prefetch_precision": share_used(self.useful_bytes, self.wasted_bytes),
             "prefetching_switched_off": self.switched_off or None,
             "stall_ms_per_token": 1e3 * self.stall_s / n,
             "token_ms_p50": float(np.percentile(times, 50)) if times.size else None,
@@ -116,10 +120,14 @@ class CostModel:
         self._token = token
         if decode:
             self.token_s.append(0.0)
-        assert self._governor is not None
-        verdict = self._governor.observe_link(self._stats)
+        governor = self._governor
+        assert governor is not None
+        rehearsed = governor.rehearsing
+        verdict = governor.observe_link(self._stats)
+        if governor.rehearsing != rehearsed:
+            self._rehearsal = ShadowScore()
         if verdict is not None and self.governed:
-            self.switched_off = verdict
+            self.switched_off = "" if governor.enabled else verdict
 
     def _advance(self, seconds: float) -> None:
         """The computing thread is busy; the link works off forecasts."""
@@ -203,25 +211,41 @@ class CostModel:
     def _settle(self, n_bytes: int, useful: bool) -> None:
         if useful:
             self.useful_bytes += n_bytes
+        else:
+            self.wasted_bytes += n_bytes
         assert self._governor is not None
         self._governor.settle(useful)
 
     def _queue_forecasts(self, event: Event) -> None:
+        """Ask as the runtime's `Prefetcher` does."""
+        governor = self._governor
         assert self.forecaster is not None
-        assert self._governor is not None
-        forecasts = self.forecaster(event)
-        if self.governed and not self._governor.enabled:
+        assert governor is not None
+        fetches = governor.enabled or not self.governed
+        if not fetches and not governor.rehearsing:
             return
-        threshold = self._governor.threshold if self.governed else 0.0
-        for forecast in forecasts:
-            resident = self._resident.get(forecast.layer)
-            on_way = {read.expert for read in self._queue if read.layer == forecast.layer}
-            for expert in np.argsort(-forecast.scores, kind="stable")[: self.depth].tolist():
-                if forecast.scores[expert] <= threshold:
-                    break
-                here = resident is not None and resident[expert]
-                if here or expert in on_way or (forecast.layer, expert) in self._landed:
-                    continue
-                n_bytes = int(self.expert_bytes[forecast.layer])
-                left_s = self.machine.latency_s + n_bytes / self.machine.bytes_per_s
-                self._queue.append(_Read(forecast.layer, expert, n_bytes, left_s))
+        if not fetches:
+            for found in self._rehearsal.gate(event.layer, event.expert_ids):
+                governor.settle(found)
+        threshold = governor.threshold if self.governed else 0.0
+        for forecast in self.forecaster(event):
+            wanted = self._wanted(forecast, threshold)
+            if not fetches:
+                self._rehearsal.expect(forecast.layer, wanted)
+                continue
+            n_bytes = int(self.expert_bytes[forecast.layer])
+            left_s = self.machine.latency_s + n_bytes / self.machine.bytes_per_s
+            self._queue += [_Read(forecast.layer, expert, n_bytes, left_s) for expert in wanted]
+
+    def _wanted(self, forecast: Forecast, threshold: float) -> list[int]:
+        """The likeliest experts beyond `threshold` that are neither here nor on their way."""
+        resident = self._resident.get(forecast.layer)
+        on_way = {read.expert for read in self._queue if read.layer == forecast.layer}
+        likeliest = np.argsort(-forecast.scores, kind="stable")[: self.depth]
+        return [
+            expert
+            for expert in likeliest[forecast.scores[likeliest] > threshold].tolist()
+            if not (resident is not None and resident[expert])
+            and expert not in on_way
+            and (forecast.layer, expert) not in self._landed
+        ]

@@ -117,3 +117,23 @@ def test_the_governor_switches_useless_fetching_off_and_says_so() -> None:
     assert "switched off" in governed.switched_off
     assert governed.prefetch_bytes < free.prefetch_bytes
     assert governed.stall_s <= free.stall_s
+
+
+def test_a_replay_fetches_again_once_the_predictor_is_right() -> None:
+    """Wrong for 100 tokens; by the end of the rest it knows the next expert."""
+    asked: list[int] = []
+
+    def forecaster(e: Event) -> list[Forecast]:
+        asked.append(e.step)
+        scores = np.zeros(64, np.float32)
+        scores[[(e.step + 1) % 8] if e.step >= 100 else range(8, 24)] = 0.9
+        return [Forecast(0, scores)]
+
+    cost = CostModel(MACHINE, [30], forecaster, depth=16)
+    for step in range(400):
+        cost(event(0, step, [step % 8]), np.array([step % 8]), np.zeros(64, bool))
+    off = next(step for step in range(400) if step not in asked)
+    assert asked == [*range(off), *range(off + 256, 400)]
+    assert cost.switched_off == ""
+    assert cost.figures()["prefetch_precision"] == cost.useful_bytes / (cost.useful_bytes + cost.wasted_bytes)
+    assert cost.useful_bytes > 0

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,109 +12,14 @@ import pytest
 
 from kernels.reference.backend import ReferenceBackend
 from models.errors import ReadFailure
-from models.expert_provider import Routing
-from pearl_cli.predict.base import Forecast
-from pearl_cli.residency.build import ExpertPlaces, build_controller
+from pearl_cli.residency.build import ExpertPlaces
 from pearl_cli.residency.controller import ResidencyController
-from pearl_cli.residency.eviction import make_policy
 from pearl_cli.residency.load import Load
-from pearl_cli.residency.prefetch_governor import PrefetchGovernor
-from pearl_cli.residency.slot_plan import plan_slots
-from pearl_cli.residency.stats import TransferStats
 from pearl_cli.residency.transfer import TransferQueue
-from pearl_cli.routing.exact import ExactRouting
 from tests.fake_experts import HIDDEN, WIDTH, DelayedReads, FakeStore, read_file
+from tests.pearl_cli.residency.scripted_forecasts import Patient, random_plan, scripted_run
 
-K = 2
 EXPERT_BYTES = 3 * 4 * HIDDEN * WIDTH
-
-
-class Scripted:
-    """Forecasts what a function of (token, layer) says, for the next layer; routing is scripted by the same table."""
-
-    name = "scripted"
-
-    def __init__(self, plan: np.ndarray, guess: Callable[[int, int], Sequence[int]]) -> None:
-        self.plan = plan  # [tokens, layers, K]
-        self.guess = guess
-        self.token = -1
-
-    def begin(self, token_ids: np.ndarray, start: int, phase: str) -> None:
-        self.token += 1
-
-    def forecast(self, layer: int, residual: object, a: object, routing: Routing) -> list[Forecast]:
-        token, target = (self.token, layer + 1) if layer + 1 < self.plan.shape[1] else (self.token + 1, 0)
-        if token >= len(self.plan):
-            return []
-        scores = np.zeros(8, np.float32)
-        scores[list(self.guess(token, target))] = 0.9
-        return [Forecast(target, scores)]
-
-    def next_use(self, layer: int) -> None:
-        return None
-
-
-@contextmanager
-def scripted_run(
-    tmp_path: Path,
-    guess: Callable[[int, int], Sequence[int]] | None,
-    plan: np.ndarray,
-    read: Callable[[int, int, memoryview, int], None] | None = None,
-    io_threads: int = 1,
-    slots: int = 3 * 2 + 6,
-) -> Iterator[tuple[ResidencyController, FakeStore, Callable[[], None]]]:
-    store = FakeStore(tmp_path / "experts", num_layers=plan.shape[1], layout="shards")
-    places, backend = ExpertPlaces.of(store), ReferenceBackend()
-    slot_plan = plan_slots(places.slot_bytes, 8, slots * max(places.slot_bytes), prefetch_slots=4)
-    predictor = Scripted(plan, guess) if guess is not None else None
-    controller = build_controller(
-        places, slot_plan, (HIDDEN, WIDTH), store.routers(K), backend, make_policy("lru"), ExactRouting(backend),
-        read or read_file(store.path), io_threads, predictor=predictor, prefetch_depth=3,
-    )  # fmt: skip
-
-    def run() -> None:
-        rng = np.random.default_rng(0)
-        for token in range(len(plan)):
-            controller.begin(np.zeros(1, np.int64), token, "decode")
-            for layer in range(plan.shape[1]):
-                logits = np.full((1, 8), -9.0, np.float32)
-                logits[0, plan[token, layer]] = [2.0, 1.0]
-                x = rng.standard_normal((1, HIDDEN)).astype(np.float32)
-                a = backend.activations(x)
-                routing = controller.select(layer, x, a, logits)
-                assert routing.topk_ids[0].tolist() == plan[token, layer].tolist()
-                if settle := getattr(read, "settle", None):
-                    settle()
-                np.testing.assert_array_equal(controller.compute(layer, a, routing), store.expected(layer, x, routing))
-                if settle is not None:  # where the layer missed something, forecasts were asked for meanwhile
-                    settle()
-            controller.end()
-
-    try:
-        yield controller, store, run
-    finally:
-        controller.close()
-
-
-def random_plan(tokens: int, layers: int, seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    return np.array([[rng.choice(8, K, replace=False) for _ in range(layers)] for _ in range(tokens)], np.int64)
-
-
-class Patient:
-    """Reads, and a way to wait until every queued read has landed: forecasts then always arrive in time."""
-
-    def __init__(self, path: Path) -> None:
-        self._read = read_file(path)
-        self.controller: ResidencyController | None = None
-
-    def __call__(self, *args: object) -> None:
-        self._read(*args)  # type: ignore[arg-type]
-
-    def settle(self) -> None:
-        assert self.controller is not None
-        while not self.controller.queue.idle():
-            time.sleep(0)
 
 
 def patient_run(tmp_path: Path, guess: Callable[[int, int], Sequence[int]], plan: np.ndarray) -> ResidencyController:
@@ -135,6 +38,19 @@ def test_right_forecasts_leave_only_the_first_layer_to_miss(tmp_path: Path) -> N
     totals = controller.totals
     assert totals.useful_prefetch_bytes == totals.prefetch_bytes > 0
     assert totals.wasted_prefetch_bytes == 0
+
+
+def test_precision_of_a_stretch_never_exceeds_one(tmp_path: Path) -> None:
+    """The last token uses what was read for its first layer in the call before, and reads nothing for a next one."""
+    plan = random_plan(12, 3)
+    FakeStore(tmp_path / "experts", num_layers=3, layout="shards")
+    read = Patient(tmp_path / "experts")
+    with scripted_run(tmp_path, lambda token, layer: plan[token, layer], plan, read) as (controller, _, run):
+        read.controller = controller
+        run()
+        last = controller.last_call
+    assert last.useful_prefetch_bytes > last.prefetch_bytes
+    assert last.prefetch_precision == 1.0
 
 
 def test_wrong_forecasts_cost_their_bytes_and_no_hits(tmp_path: Path) -> None:
@@ -218,46 +134,6 @@ def test_a_demand_takes_slots_back_from_forecasts(tmp_path: Path) -> None:
         controller.end()
 
 
-@pytest.mark.parametrize(("load", "bound"), [(0.0, 0.05), (0.25, 0.1), (0.5, 0.25), (0.64, 0.372), (1.0, 1.0)])
-def test_threshold_is_where_saved_stall_meets_delay(load: float, bound: float) -> None:
-    governor = PrefetchGovernor()
-    governor.link_load = load
-    assert governor.threshold == pytest.approx(bound, rel=1e-2)
-
-
-def test_the_load_is_the_share_of_time_that_demands_keep_the_link() -> None:
-    clock = {"now": 0.0}
-    governor = PrefetchGovernor(now=lambda: clock["now"])
-    stats = TransferStats()
-    for _ in range(200):
-        governor.observe_link(stats)
-        clock["now"] += 1.0
-        stats.demand_bytes += 100
-        stats.prefetch_bytes += 100
-        stats.busy_s += 0.8  # half of it for forecasts
-    assert governor.link_load == pytest.approx(0.4, rel=1e-3)
-
-
-def test_useless_forecasts_are_switched_off_and_said() -> None:
-    governor = PrefetchGovernor(now=lambda: 0.0)
-    governor.link_load = 0.5
-    for i in range(200):
-        governor.settle(useful=i % 5 == 0)
-    verdict = governor.observe_link(TransferStats())
-    assert verdict is not None
-    assert "switched off: 5.0 experts fetched for each one used, link 50% busy" in verdict
-    assert not governor.enabled
-
-
-def test_useful_forecasts_stay_on() -> None:
-    governor = PrefetchGovernor(now=lambda: 0.0)
-    governor.link_load = 0.5
-    for i in range(400):
-        governor.settle(useful=i % 3 == 0)
-        assert governor.observe_link(TransferStats()) is None
-    assert governor.enabled
-
-
 def test_once_switched_off_nobody_is_asked(tmp_path: Path) -> None:
     plan, asked = random_plan(6, 3, seed=3), []
 
@@ -270,6 +146,27 @@ def test_once_switched_off_nobody_is_asked(tmp_path: Path) -> None:
         controller._prefetcher.governor.enabled = False
         run()
     assert asked == []
+
+
+def test_a_predictor_that_has_learned_fetches_again(tmp_path: Path) -> None:
+    """Useless until it is switched off; after the rest it is right."""
+    plan, asked = random_plan(600, 1, seed=13), []
+
+    def guess(token: int, layer: int) -> list[int]:
+        asked.append(token)
+        has_rested = token > len(asked)
+        return list(plan[token, layer]) if has_rested else [e for e in range(8) if e not in plan[token, layer]][:3]
+
+    FakeStore(tmp_path / "experts", num_layers=1, layout="shards")
+    read = Patient(tmp_path / "experts")
+    with scripted_run(tmp_path, guess, plan, read, slots=5) as (controller, _, run):
+        read.controller = controller
+        run()
+        last = controller.last_call
+    off = next(token for token in range(1, 600) if token not in asked)
+    assert asked == [*range(1, off), *range(off + 256, 600)]
+    assert last.useful_prefetch_bytes > 0
+    assert last.misses == 0
 
 
 def test_a_chunk_in_flight_when_its_demand_comes_counts_once(tmp_path: Path) -> None:

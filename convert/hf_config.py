@@ -21,6 +21,7 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek2",
     "DeepseekV3ForCausalLM": "deepseek2",
     "Dots1ForCausalLM": "dots1",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
     "Gemma4ForCausalLM": "gemma4",
     "Gemma4ForConditionalGeneration": "gemma4",
     "Glm4MoeForCausalLM": "glm4moe",
@@ -41,7 +42,9 @@ ARCHITECTURES = {
 }
 _PARTLY_ROTATED = ("glm4moe", "minimax-m2", "qwen35moe", "qwen3next")
 _WINDOWED = ("gemma4", "gpt-oss", "llama", "phimoe")  # architectures whose sliding window is kept
-_DEFAULT_THETA = {"gpt-oss": 1.5e5, "lfm2moe": 1e6, "llama": 1e6, "minimax-m2": 5e6, "phimoe": 1e6}  # else 1e4
+_DEFAULT_THETA = {
+    "ernie4_5-moe": 5e5, "gpt-oss": 1.5e5, "lfm2moe": 1e6, "llama": 1e6, "minimax-m2": 5e6, "phimoe": 1e6,
+}  # fmt: skip  # the others' is 1e4
 _SMALL_EPS = (
     "deepseek2", "dots1", "gemma4", "granitemoe", "minimax-m2", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next",
 )  # fmt: skip
@@ -70,8 +73,8 @@ class HfConfig(HfValues):
             "num_heads": heads,
             "intermediate_size": width,
             "moe_intermediate_size": width,
-            "num_experts": self.integer("num_experts", "num_local_experts", "n_routed_experts"),
-            "num_experts_per_tok": self.integer("num_experts_per_tok", "top_k_experts"),
+            "num_experts": self.integer("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+            "num_experts_per_tok": self.integer("num_experts_per_tok", "top_k_experts", "moe_k"),
             "vocab_size": self.integer("vocab_size"),
             "context_length": self.integer("max_position_embeddings"),
             "rope_theta": theta,

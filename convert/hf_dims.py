@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from convert.hf_ernie import ernie_fields
 from convert.hf_gemma4 import gemma4_fields
 from convert.hf_values import HfValues
 from convert.model_metadata import SIGMOID, SOFTMAX, ConstantFactors, LatentDims
@@ -258,6 +259,7 @@ def _norm(config: HfValues, default: bool) -> bool:
 
 _FIELDS: dict[str, Callable[[HfValues], Fields]] = {
     "dots1": _dots,
+    "ernie4_5-moe": ernie_fields,
     "gemma4": gemma4_fields,
     "glm4moe": _glm4,
     "gpt-oss": _gpt_oss,

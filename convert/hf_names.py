@@ -42,6 +42,7 @@ _IN_LAYER = {
     "mlp.gate.weight": "ffn_gate_inp.weight",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.router.weight": "ffn_gate_inp.weight",
     "mlp.router.bias": "ffn_gate_inp.bias",
@@ -85,7 +86,7 @@ _KEY_HEAD_GROUPS = "linear_attn.in_proj_qkvz.weight"
 # Parts of a checkpoint that text, token by token, does not need.
 SEVERAL_TOKENS = "predict several tokens at once and are not computed"
 _LEFT_BEHIND = (
-    (re.compile(r"^(?:model\.)*mtp\."), SEVERAL_TOKENS),
+    (re.compile(r"^(?:model\.)*mtp[._]"), SEVERAL_TOKENS),
     (
         re.compile(r"^(?:model\.)*(?:visual|vision_tower|embed_vision|audio_tower|embed_audio)\."),
         "see pictures or hear, and pearl reads text",

@@ -111,8 +111,8 @@ class ModelDims:
 
     @property
     def has_selection_bias(self) -> bool:
-        """Whether the router has a bias that enters the choice only: it goes with scoring by sigmoid."""
-        return self.gating == SIGMOID
+        """Whether the router has a bias that enters the choice only: it goes with scoring by sigmoid, but for ERNIE."""
+        return self.gating == SIGMOID or self.architecture == "ernie4_5-moe"
 
     @property
     def shared_width(self) -> int:
@@ -122,8 +122,8 @@ class ModelDims:
 
 # The others' experts are as wide as a dense layer.
 _EXPERT_WIDTH_KEY = (
-    "deepseek2", "dots1", "gemma4", "glm4moe", "gpt-oss", "lfm2moe", "minimax-m2", "qwen2moe", "qwen35moe", "qwen3moe",
-    "qwen3next",
+    "deepseek2", "dots1", "ernie4_5-moe", "gemma4", "glm4moe", "gpt-oss", "lfm2moe", "minimax-m2", "qwen2moe",
+    "qwen35moe", "qwen3moe", "qwen3next",
 )  # fmt: skip
 
 
@@ -249,6 +249,8 @@ def _add_expert_keys(metadata: Metadata, dims: ModelDims) -> None:
     ):
         if number is not None:
             metadata.u32(f"{arch}.{key}", number)
+    if arch == "ernie4_5-moe":
+        metadata.u32(f"{arch}.interleave_moe_layer_step", 1)  # llama.cpp opens no such file without it
     if dims.swiglu_limit is not None:
         metadata.f32(f"{arch}.swiglu_clamp_exp", dims.swiglu_limit)
     if dims.router_scale is not None:

@@ -129,6 +129,15 @@ SHAPES = {
         ),
         "qwen2",
     ),
+    "ernie-4.5-21b-a3b": Shape(
+        ModelDims(
+            architecture="ernie4_5-moe", hidden_size=2560, num_layers=28, num_heads=20, num_kv_heads=4, head_dim=128,
+            intermediate_size=12288, moe_intermediate_size=1536, num_experts=64, num_experts_per_tok=6,
+            vocab_size=103424, context_length=131072, rope_theta=5e5, rms_norm_eps=1e-5, shared_experts=2,
+            shared_intermediate_size=3072, leading_dense=1,
+        ),
+        "spm", tied=True,
+    ),
     "minimax-m2": Shape(
         ModelDims(
             architecture="minimax-m2", hidden_size=3072, num_layers=62, num_heads=48, num_kv_heads=8, head_dim=128,

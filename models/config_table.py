@@ -87,6 +87,23 @@ ARCHITECTURES: dict[str, Architecture] = {
         | {"norm_topk_prob": Key("expert_weights_norm", bool, False, "the architecture's rule")},
         neutral=without(NEUTRAL, "expert_shared_count", "leading_dense_block_count"),
     ),
+    "ernie4_5-moe": Architecture(
+        rope_interleaved=True,
+        fields=COMMON
+        | {
+            "leading_dense": Key("leading_dense_block_count", int, 0, "experts in every layer"),
+            "shared_experts": Key("expert_shared_count", int, 0, "no shared expert"),
+            "shared_intermediate_size": Key(
+                "expert_shared_feed_forward_length",
+                int,
+                lambda v: v["shared_experts"] * v["moe_intermediate_size"],
+                "expert_shared_count times an expert's width",
+            ),
+        },
+        neutral=without(
+            NEUTRAL, "expert_shared_count", "expert_shared_feed_forward_length", "leading_dense_block_count"
+        ),
+    ),
     "gemma4": Architecture(
         rope_interleaved=False,
         fields=COMMON

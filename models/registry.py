@@ -7,6 +7,7 @@ from collections.abc import Callable
 from models import (
     deepseek2,
     dots1,
+    ernie4_5_moe,
     gemma4,
     glm4moe,
     gpt_oss,
@@ -29,6 +30,7 @@ from models.weights import WeightSource
 ARCHITECTURES: dict[str, Callable[[WeightSource, ModelConfig], Model]] = {
     "deepseek2": deepseek2.build,
     "dots1": dots1.build,
+    "ernie4_5-moe": ernie4_5_moe.build,
     "gemma4": gemma4.build,
     "glm4moe": glm4moe.build,
     "gpt-oss": gpt_oss.build,

@@ -15,7 +15,7 @@ _RELATIVES = {
     "dbrx": "llama",
     "deepseek": "deepseek2",
     "dots": "dots1",
-    "ernie4_5": "dots1",  # a bias for the choice, shared experts, first layers dense
+    "ernie": "ernie4_5-moe",
     "exaone-moe": "glm4moe",
     "falcon-h1": "qwen3next",
     "glm-dsa": "deepseek2",

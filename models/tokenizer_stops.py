@@ -12,7 +12,7 @@ END_SPELLINGS = frozenset((
     "<|flush|>", "<|calls|>",  # Solar
     "<end_of_turn>", "<turn|>", "<eos>", "</s>",  # Gemma, Llama 2, Mistral
     "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>",  # CodeLlama, Kimi, SmolVLM
-    "<｜end▁of▁sentence｜>", "[e~[",  # DeepSeek, MiniMax
+    "<｜end▁of▁sentence｜>", "[e~[", "<|end_of_sentence|>",  # DeepSeek, MiniMax, ERNIE
     "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",  # Qwen's borders between files
 ))  # fmt: skip
 # Families whose "<|end|>" closes a message inside a reply that goes on.

@@ -21,6 +21,7 @@ from tests.convert import test_round_trip
 from tests.models import test_architectures
 from tests.pearl_cli import test_every_architecture
 from tests.peer import test_greedy_peer
+from tests.tiny_models import architecture_of
 
 ROOT = Path(__file__).resolve().parents[1]
 GPU_TEST = ROOT / "tests/kernels/gpu/test_gpu_models.py"
@@ -28,6 +29,7 @@ BEGIN, END = "<!-- architectures -->\n", "<!-- end of architectures -->"
 MODELS = {
     "deepseek2": "DeepSeek-V2, V3 and R1, Moonlight, Kimi",
     "dots1": "dots.llm1",
+    "ernie4_5-moe": "ERNIE 4.5 with experts, text only",
     "gemma4": "Gemma 4 with experts",
     "glm4moe": "GLM-4.5 and GLM-4.5-Air",
     "gpt-oss": "gpt-oss",
@@ -64,7 +66,7 @@ def gpu_families() -> list[str]:
 
 def architectures_of(families: Iterable[str]) -> set[str]:
     """`deepseek2_v3` is a family of `deepseek2`."""
-    return {family.split("_")[0] for family in families}
+    return {architecture_of(family) for family in families}
 
 
 def columns() -> dict[str, set[str]]:

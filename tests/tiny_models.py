@@ -15,7 +15,8 @@ import numpy as np
 import torch
 import transformers
 
-from tests import tiny_hybrid, tiny_others, tiny_sigmoid
+from models.config_table import ARCHITECTURES
+from tests import tiny_hybrid, tiny_others, tiny_sigmoid, tiny_softmax
 
 VOCAB = 97
 COMMON = {
@@ -149,7 +150,16 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     **tiny_hybrid.FAMILIES,
     **tiny_others.FAMILIES,
     **tiny_sigmoid.FAMILIES,
+    **tiny_softmax.FAMILIES,
 }
+
+
+TENSORS = {**tiny_others.TENSORS, **tiny_softmax.TENSORS}
+
+
+def architecture_of(family: str) -> str:
+    """A family is named after its architecture; what sets it apart from others of that stands behind an underscore."""
+    return family if family in ARCHITECTURES else family.rpartition("_")[0]
 
 
 def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:
@@ -223,7 +233,7 @@ def write_gguf(
 
     `expanded`: the older layout, with attn_kv_b whole (latent attention), or ssm_in (`qwen3next`).
     """
-    architecture = family.split("_")[0]
+    architecture = architecture_of(family)
     writer = gguf.GGUFWriter(path, architecture)
     keys = {**_metadata(model.config, architecture), **(metadata or {})}
     keys = {key: value for key, value in keys.items() if value is not None}
@@ -294,7 +304,7 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
             "expert_gating_func": 2,
             "leading_dense_block_count": config.first_k_dense_replace,
         }
-    for own in (tiny_others.METADATA, tiny_sigmoid.METADATA):
+    for own in (tiny_others.METADATA, tiny_sigmoid.METADATA, tiny_softmax.METADATA):
         if architecture in own:
             keys |= own[architecture](config)
     if architecture == "granitemoe":
@@ -402,7 +412,7 @@ def gguf_tensors(model: Any, architecture: str, expanded: bool = False) -> Itera
             array = array + 1.0
         if rest.startswith("linear_attn."):
             yield from tiny_hybrid.delta_tensors(f"blk.{layer}", rest, array, model.config, architecture, expanded)
-        elif architecture in tiny_others.TENSORS and (parts := tiny_others.TENSORS[architecture](rest, array)):
+        elif architecture in TENSORS and (parts := TENSORS[architecture](rest, array)):
             yield from ((f"blk.{layer}.{own}", part) for own, part in parts)
         elif rest == "shared_mlp.input_linear.weight":  # [2 F, D]: gate rows first
             width = array.shape[0] // 2

@@ -82,6 +82,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "dots1": ("dots1", {}),
     "dots1_no_groups": ("dots1", {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "scoring_func": "sigmoid"}),
+    "ernie4_5_moe": ("ernie4_5-moe", {"tie_word_embeddings": True}),
+    "ernie4_5_moe_no_shared_expert": (
+        "ernie4_5-moe",
+        {"moe_num_shared_experts": 0, "moe_layer_start_index": 2, "intermediate_size": 80},
+    ),
     "glm4moe": ("glm4moe", {}),
     "glm4moe_plain_attention": ("glm4moe", {"attention_bias": False, "use_qk_norm": False}),
     "gpt_oss": ("gpt-oss", {}),
@@ -102,6 +107,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe_shared": ("granitemoe_shared", {"tie_word_embeddings": True}),
 }
 
+DENSE_FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+
 
 @pytest.mark.parametrize("name", MODELS)
 def test_folder_to_pearl_to_stock_to_pearl_keeps_the_logits(name: str, tmp_path: Path) -> None:
@@ -120,7 +127,7 @@ def test_folder_to_pearl_to_stock_to_pearl_keeps_the_logits(name: str, tmp_path:
     np.testing.assert_array_equal(first, logits(open_in_ram(folder, NO_VOCAB, allocate), ids))
     with GGUFModel.open(pearl) as a, GGUFModel.open(again) as b:
         assert {n: a.read(n).tobytes() for n in a.tensors} == {n: b.read(n).tobytes() for n in b.tensors}
-    dense = getattr(model.config, "first_k_dense_replace", getattr(model.config, "num_dense_layers", 0))
+    dense = next((getattr(model.config, name) for name in DENSE_FIRST if hasattr(model.config, name)), 0)
     stacks = [tensor.name for tensor in gguf.GGUFReader(stock).tensors if tensor.name.endswith("_exps.weight")]
     assert len(stacks) == 3 * (model.config.num_hidden_layers - dense)
 

@@ -125,3 +125,16 @@ def test_phimoe_takes_two_experts_because_its_rule_gives_no_more_and_no_fewer(re
 def test_a_clamp_or_window_of_nothing_is_refused(read: Read, family: str, key: str, value: float) -> None:
     with pytest.raises(GGUFError, match=r"is -?[0-9.]+; .*must be above 0"):
         read(family, **{key: value})
+
+
+def test_ernie_has_experts_in_every_layer_from_the_first(read: Read) -> None:
+    assert read("ernie4_5-moe").moe_layers == (1, 2)
+    with pytest.raises(UnsupportedError, match=r"interleave_moe_layer_step' = '2' is not implemented"):
+        read("ernie4_5-moe", interleave_moe_layer_step=2)
+
+
+def test_ernie_shared_width_is_stated_or_so_many_experts(read: Read) -> None:
+    assert read("ernie4_5-moe").shared_intermediate_size == 64
+    config = read("ernie4_5-moe", expert_shared_feed_forward_length=None, expert_shared_count=3)
+    assert config.shared_intermediate_size == 96
+    assert any("expert_shared_feed_forward_length = 96 (expert_shared_count" in line for line in config.defaults_used)

@@ -36,6 +36,7 @@ def refusal(tmp_path: Path, **metadata: object) -> PearlError:
         ("deepseek32", "nearest relative: deepseek2"),
         ("granitehybrid", "nearest relative: granitemoe"),
         ("qwen3", "nearest relative: qwen3moe"),
+        ("ernie4_5", "nearest relative: ernie4_5-moe"),
         ("qwen3vlmoe", "nearest relative: qwen3moe"),
         ("olmoe9", "nearest relative: olmoe"),
         ("falcon", "none of them is a near relative"),

@@ -20,6 +20,7 @@ def stops(extra: dict[str, int], **keys: Any) -> list[str]:
 def test_an_end_of_turn_token_stops_beside_the_named_eos() -> None:
     extra = {"<|end_of_text|>": CONTROL, "<|eot_id|>": CONTROL, "<|start|>": CONTROL}
     assert stops(extra, eos_token_id=256) == ["<|end_of_text|>", "<|eot_id|>"]
+    assert stops({"</s>": CONTROL, "<|end_of_sentence|>": CONTROL}) == ["</s>", "<|end_of_sentence|>"]  # ERNIE
 
 
 def test_eot_and_eom_by_id_whatever_they_are_called() -> None:

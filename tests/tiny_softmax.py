@@ -1,0 +1,50 @@
+"""More families of `tests.tiny_models`, whose experts are scored by softmax beside an ungated shared one: ERNIE 4.5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import transformers
+
+Named = list[tuple[str, np.ndarray]]
+FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "ernie4_5-moe": (
+        transformers.Ernie4_5_MoeConfig,
+        transformers.Ernie4_5_MoeForCausalLM,
+        {
+            "num_hidden_layers": 3,
+            "moe_num_experts": 5,
+            "moe_k": 2,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "moe_intermediate_size": 32,
+            # llama.cpp's converter takes this divided by the key/value heads for the shared experts' width
+            "intermediate_size": 128,
+            "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"},
+        },
+    ),
+}
+
+
+def _ernie_metadata(config: Any) -> dict[str, Any]:
+    keys = {
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_shared_count": config.moe_num_shared_experts,
+        "leading_dense_block_count": config.moe_layer_start_index,
+        "interleave_moe_layer_step": config.moe_layer_interval,
+    }
+    if config.moe_num_shared_experts:
+        keys["expert_shared_feed_forward_length"] = config.moe_num_shared_experts * config.moe_intermediate_size
+    return keys
+
+
+def _ernie_tensors(rest: str, array: np.ndarray) -> Named:
+    if rest != "mlp.gate.moe_statics.e_score_correction_bias":  # [1, E]
+        return []
+    return [("exp_probs_b.bias", array[0])]
+
+
+METADATA: dict[str, Callable[[Any], dict[str, Any]]] = {"ernie4_5-moe": _ernie_metadata}
+TENSORS: dict[str, Callable[[str, np.ndarray], Named]] = {"ernie4_5-moe": _ernie_tensors}

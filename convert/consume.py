@@ -52,9 +52,9 @@ class Consumption:
 
 
 def start(source: Source, folder: Path, plan: Plan, options: ConvertOptions) -> Consumption:
-    """Write the record of `plan` and say what may be deleted when. Raises UsageError, ConversionError."""
-    if source.is_gguf:
-        raise UsageError("--consume: only weight files of a Hugging Face folder are deleted; leave it out for a GGUF")
+    """Write the record of `plan`, which is of a Hugging Face folder, and say what may be deleted when. Raises
+    ConversionError.
+    """
     last: dict[Path, int] = {}
     files: dict[Path, list[OpenFile]] = {}
     for index, layout in enumerate(plan.layouts):

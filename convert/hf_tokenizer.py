@@ -17,7 +17,7 @@ import tokenizers
 from convert.checkpoint_folder import read_json
 from convert.gguf_metadata import Metadata
 from convert.hf_config import token_ids
-from models.errors import CheckpointError, UnsupportedTokenizer
+from models.errors import CheckpointError, UnsupportedTokenizer, UsageError
 from models.pre_tokenizers import PRE_TOKENIZERS, find_pre_tokenizer, name_of_splits
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -33,7 +33,7 @@ def add_tokenizer(
     recognised pre-tokenizer name.
 
     Raises CheckpointError where files are missing or contradict each other, UnsupportedTokenizer for a kind that is
-    not known.
+    not known, UsageError for a `pre` that the kind has no use for.
     """
     tokenizer = read_json(folder, "tokenizer.json")
     if tokenizer is None:
@@ -50,6 +50,8 @@ def add_tokenizer(
     merges = _merges(folder, model)
     notes: list[str] = []
     if model.get("byte_fallback"):
+        if pre is not None:
+            raise UsageError(f"--pre {pre} is for byte-level BPE; {folder} has one of the SentencePiece kind")
         kind = "gemma4" if metadata.text("general.architecture") == "gemma4" else "llama"
         _add_sentencepiece(metadata, folder, tokenizer, tokens, types, merges, kind)
     else:

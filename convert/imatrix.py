@@ -24,6 +24,8 @@ Floats = NDArray[np.float32]
 _EXPERT = re.compile(r"^(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight$")
 _SMALLEST = 1e-6  # of the largest importance of a row: a column that never saw an input still counts a little
 _MAX_NAME_BYTES = 1 << 10
+_MAX_ENTRIES = 1 << 20
+_FORMS = "llama.cpp's importance matrices, GGUF or .dat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,27 +113,40 @@ def _read_gguf(path: Path, digest: str) -> ImportanceMatrix:
 
 
 def _read_dat(path: Path, raw: bytes, digest: str) -> ImportanceMatrix:
+    if not raw:
+        raise FileError(f"{path}: an empty file; pearl reads {_FORMS}")
     entries: dict[str, Floats] = {}
     try:
         (count,), at = struct.unpack_from("<i", raw), 4
-        if not 0 < count <= len(raw) // 12:
+        if not 0 < count <= _MAX_ENTRIES:
             raise ValueError(f"{count} entries")
         for _ in range(count):
-            (length,) = struct.unpack_from("<i", raw, at)
-            if not 0 < length <= _MAX_NAME_BYTES:
-                raise ValueError(f"a name of {length} bytes")
-            name = raw[at + 4 : at + 4 + length].decode("utf-8")
-            calls, size = struct.unpack_from("<ii", raw, at + 4 + length)
-            at += 12 + length
-            if not 0 < size <= (len(raw) - at) // 4:
-                raise ValueError(f"{size} values of {name}")
-            values = np.frombuffer(raw, "<f4", size, at).astype(np.float32)
-            entries[name] = values / np.float32(calls) if calls > 0 else values
-            at += 4 * size
-        datasets, chunks = _read_dat_tail(raw, at)
-    except (ValueError, struct.error) as error:
-        raise FileError(f"{path}: no importance matrix, or cut short ({error}); GGUF and .dat files are read") from None
+            name, entries[name], at = _read_dat_entry(raw, at)
+    except struct.error:
+        told = f"cut short after {len(entries)} entries" if entries else "cut short within the first entry"
+        raise FileError(f"{path}: {told}; copy it again, or make it again") from None
+    except ValueError:
+        raise FileError(f"{path}: no importance matrix, or a damaged one; pearl reads {_FORMS}") from None
+    datasets, chunks = _read_dat_tail(raw, at)
     return ImportanceMatrix(path, entries, datasets, chunks, digest)
+
+
+def _read_dat_entry(raw: bytes, at: int) -> tuple[str, Floats, int]:
+    """(matrix name, means, where the next entry begins) of the entry at byte `at`. Raises struct.error where the file
+    ends before, ValueError for what no such file holds.
+    """
+    (length,) = struct.unpack_from("<i", raw, at)
+    if not 0 < length <= _MAX_NAME_BYTES:
+        raise ValueError(f"a name of {length} bytes")
+    calls, size = struct.unpack_from("<ii", raw, at + 4 + length)
+    name = raw[at + 4 : at + 4 + length].decode("utf-8")
+    if size <= 0:
+        raise ValueError(f"{size} values of {name}")
+    at += 12 + length
+    if size > (len(raw) - at) // 4:
+        raise struct.error
+    values = np.frombuffer(raw, "<f4", size, at).astype(np.float32)
+    return name, values / np.float32(calls) if calls > 0 else values, at + 4 * size
 
 
 def _read_dat_tail(raw: bytes, at: int) -> tuple[tuple[str, ...], int]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.check_options import check_options
 from convert.consume import Consumption, find_record, resumed_plan, start
 from convert.gguf_layout import OutputTensor
 from convert.imatrix import Floats, ImportanceMatrix, read_imatrix
@@ -34,9 +35,12 @@ _PIECE_BYTES = 8 << 20
 
 @contextmanager
 def opened(path: Path, options: ConvertOptions) -> Iterator[Source]:
-    """The input at `path`, closed afterwards. Raises what `open_source` raises."""
+    """The input at `path`, closed afterwards. Raises what `open_source` raises, and UsageError for options that mean
+    nothing for it.
+    """
     source = open_source(path, options.allow_unmapped, options.with_vocab, options.pre)
     try:
+        check_options(path, source, options)
         yield source
     finally:
         source.close()

@@ -123,10 +123,14 @@ def _read_importances(
 
     imatrix = read_imatrix(path)
     found = {tensor.name: imatrix.rows_for(tensor.name, tensor.shape) for tensor in source.tensors}
-    searched = [name for name in found if types[name] in WEIGHTED_TYPES]
+    converted = [t.name for t in source.tensors if types[t.name] is not t.rows.quant_type]
+    searched = [name for name in converted if types[name] in WEIGHTED_TYPES]
     if all(rows is None for rows in found.values()):
         raise UsageError(f"--imatrix {path}: holds nothing for this model; its first entry is {min(imatrix.entries)}")
     without = [name for name in searched if found[name] is None]
+    if not searched:
+        weighted = ", ".join(sorted(kind.name for kind in WEIGHTED_TYPES))
+        notes.append(f"--imatrix changes nothing: no matrix is converted to a type that it is for ({weighted})")
     if without:
         notes.append(f"--imatrix has nothing for {len(without)} of {len(searched)} matrices, first {without[0]}")
     imatrix.add_metadata(metadata)

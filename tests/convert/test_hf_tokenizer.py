@@ -10,9 +10,10 @@ import pytest
 import tokenizers
 
 from convert.hf_tokenizer import _prepend_scheme
+from convert.open_source import open_source
 from convert.pipeline import ConvertOptions, convert
 from models.chat_template import ChatTemplate
-from models.errors import CheckpointError, UnsupportedTokenizer
+from models.errors import CheckpointError, UnsupportedTokenizer, UsageError
 from models.gguf import GGUFModel
 from models.tokenizer import Tokenizer
 from tests.convert.checkpoints import VOCAB, byte_level_tokenizer, config, weights, write_folder, write_tokenizer
@@ -242,3 +243,13 @@ def test_absent_template_is_said(folder: Path) -> None:
     notes: list[str] = []
     convert(folder, folder.parent / "out", ConvertOptions(quant="f32"), note=notes.append)
     assert any("--template" in note for note in notes)
+
+
+def test_a_pre_tokenizer_is_not_named_for_a_kind_that_has_none(tmp_path: Path) -> None:
+    folder = weights()
+    n = 269
+    folder["model.embed_tokens.weight"] = folder["lm_head.weight"] = weights()["lm_head.weight"].repeat(7, axis=0)[:n]
+    written = write_folder(tmp_path / "hf", folder, config(vocab_size=n, bos_token_id=1, eos_token_id=2))
+    write_tokenizer(written, sentencepiece(), eos_token="</s>", bos_token="<s>")
+    with pytest.raises(UsageError, match=r"--pre qwen2 is for byte-level BPE; .*hf has one of the SentencePiece kind"):
+        open_source(written, pre="qwen2")

@@ -137,12 +137,35 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
-@pytest.mark.parametrize("cut", [0, 3, 9, 40, 200])
-def test_a_cut_file_is_refused(cut: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cut", "words"),
+    [
+        (0, "an empty file; pearl reads llama.cpp's importance matrices"),
+        *((cut, "cut short within the first entry; copy it again") for cut in (3, 7, 9, 40)),
+        (-40, r"cut short after \d+ entries"),
+    ],
+)
+def test_a_cut_file_is_refused(cut: int, words: str, tmp_path: Path) -> None:
     whole = write_dat_form(tmp_path / "whole", values()).read_bytes()
     (tmp_path / "cut").write_bytes(whole[:cut])
-    with pytest.raises(FileError, match="no importance matrix, or cut short"):
+    with pytest.raises(FileError, match=f"cut: {words}"):
         read_imatrix(tmp_path / "cut")
+
+
+@pytest.mark.parametrize("raw", [b"just a text, and a longer one", b"\1\0\0\0\2\0\0\0\xff\xff" + bytes(8), bytes(64)])
+def test_another_file_is_refused_in_the_users_words(raw: bytes, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(raw)
+    with pytest.raises(FileError, match=r"other: no importance matrix, or a damaged one; pearl reads llama.cpp's"):
+        read_imatrix(tmp_path / "other")
+
+
+def test_importances_for_types_that_do_not_weigh_are_told_of(tmp_path: Path) -> None:
+    path, folder = write_gguf_form(tmp_path / "i.gguf", values()), write_folder(tmp_path / "hf", weights())
+    for quant, told in (("q8_0", 1), ("q4_0", 0)):
+        notes: list[str] = []
+        options = ConvertOptions(quant=quant, with_vocab=False, imatrix=path)
+        convert(folder, tmp_path / quant, options, note=notes.append)
+        assert sum("--imatrix changes nothing" in note for note in notes) == told
 
 
 def test_a_model_is_no_importance_matrix(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def test_dry_run_writes_nothing(folder: Path, tmp_path: Path, capsys: pytest.Cap
         (["hf", "-o", "/dev/null", "--no-vocab"], "is a file"),
         (["hf", "-o", "out", "--no-vocab", "--shard-size", "0"], "--shard-size"),
         (["hf", "-o", "out", "--no-vocab", "--shard-size", "1"], "did you mean 1GiB?"),
+        (["hf", "-o", "out", "--no-vocab", "--pre", "qwen2"], "--pre qwen2 is about the tokenizer that --no-vocab"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
@@ -81,6 +82,21 @@ def test_bad_input_is_one_line_and_exit_2(
     assert says in err
     assert len(err.splitlines()) == 1
     assert not (folder.parent / "out").exists()
+
+
+@pytest.mark.parametrize("flags", [["--pre", "zzz"], ["--no-vocab"], ["--allow-unmapped"], ["--consume"]])
+@pytest.mark.parametrize("place", [["-o", "out"], ["--dry-run"]])
+def test_what_is_for_folders_is_refused_for_a_gguf(
+    flags: list[str], place: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(folder.parent)
+    assert run(["convert", "hf", "-o", "wide", "--no-vocab"]) == 0
+    path = next(Path("wide").iterdir())
+    capsys.readouterr()
+    assert run(["convert", str(path), *place, *flags]) == 2
+    assert capsys.readouterr().err.startswith(f"pearl: {' '.join(flags)}: {path} is a GGUF, ")
+    assert not Path("out").exists()
 
 
 def test_full_disk_in_a_real_process(folder: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from convert.gguf_metadata import Metadata
 from convert.hf_dims import architecture_fields
-from convert.hf_rope import read_rope_scaling
+from convert.hf_rope import read_rope_scaling, stretched_theta
 from convert.hf_values import HfValues
 from convert.model_metadata import ModelDims, add_model_keys
 from models.errors import CheckpointError, UnsupportedArchitecture, UnsupportedError
@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "GptOssForCausalLM": "gpt-oss",
     "GraniteMoeForCausalLM": "granitemoe",
     "GraniteMoeSharedForCausalLM": "granitemoe",
+    "HunYuanMoEV1ForCausalLM": "hunyuan-moe",
     "Lfm2MoeForCausalLM": "lfm2moe",
     "MiniMaxM2ForCausalLM": "minimax-m2",
     "MixtralForCausalLM": "llama",
@@ -73,8 +74,10 @@ class HfConfig(HfValues):
             "num_heads": heads,
             "intermediate_size": width,
             "moe_intermediate_size": width,
-            "num_experts": self.integer("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-            "num_experts_per_tok": self.integer("num_experts_per_tok", "top_k_experts", "moe_k"),
+            "num_experts": self.integer_of_layers(
+                "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
+            ),
+            "num_experts_per_tok": self.integer_of_layers("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk"),
             "vocab_size": self.integer("vocab_size"),
             "context_length": self.integer("max_position_embeddings"),
             "rope_theta": theta,
@@ -109,8 +112,9 @@ class HfConfig(HfValues):
             return 0.0
         theta = self.rope().get("rope_theta", self.values.get("rope_theta"))
         if theta is None:
-            return self.default("rope_theta", _DEFAULT_THETA.get(self.architecture, 1e4))
-        return self.checked_real("rope_theta", theta)
+            theta = self.default("rope_theta", _DEFAULT_THETA.get(self.architecture, 1e4))
+        theta = self.checked_real("rope_theta", theta)
+        return stretched_theta(self, theta, self._head_dim()) if self.architecture == "hunyuan-moe" else theta
 
     def _head_dim(self) -> int:
         """As stated, or what the hidden width leaves for each head."""

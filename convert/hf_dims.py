@@ -11,6 +11,7 @@ from typing import Any
 
 from convert.hf_ernie import ernie_fields
 from convert.hf_gemma4 import gemma4_fields
+from convert.hf_hunyuan import hunyuan_fields
 from convert.hf_values import HfValues
 from convert.model_metadata import SIGMOID, SOFTMAX, ConstantFactors, LatentDims
 from models.config_recurrent import DeltaNetConfig
@@ -264,6 +265,7 @@ _FIELDS: dict[str, Callable[[HfValues], Fields]] = {
     "glm4moe": _glm4,
     "gpt-oss": _gpt_oss,
     "granitemoe": _granite,
+    "hunyuan-moe": hunyuan_fields,
     "lfm2moe": _lfm2,
     "llama": _llama,
     "minimax-m2": _minimax,

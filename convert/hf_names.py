@@ -22,6 +22,7 @@ _TOP = {
     "lm_head.bias": "output.bias",
 }
 _LAYER = re.compile(r"^layers\.(\d+)\.(.+)$")
+_SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 _IN_LAYER = {
     "input_layernorm.weight": "attn_norm.weight",
     "input_layernorm.bias": "attn_norm.bias",
@@ -29,6 +30,8 @@ _IN_LAYER = {
     "post_attention_layernorm.weight": "ffn_norm.weight",
     "self_attn.q_norm.weight": "attn_q_norm.weight",
     "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "self_attn.query_layernorm.weight": "attn_q_norm.weight",
+    "self_attn.key_layernorm.weight": "attn_k_norm.weight",
     **{
         f"self_attn.{hf}_proj.{part}": f"attn_{gguf}.{part}"
         for hf, gguf in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "output"))
@@ -40,6 +43,7 @@ _IN_LAYER = {
     "self_attn.kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight",
     "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
     "mlp.gate.weight": "ffn_gate_inp.weight",
+    "mlp.gate.wg.weight": "ffn_gate_inp.weight",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
@@ -76,7 +80,7 @@ _IN_LAYER = {
     "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
     **{
         f"mlp.{shared}{linear}_proj.weight": f"ffn_{linear}{suffix}.weight"
-        for shared, suffix in (("", ""), ("shared_expert.", "_shexp"), ("shared_experts.", "_shexp"))
+        for shared, suffix in (("", ""), *((f"{name}.", "_shexp") for name in _SHARED))
         for linear in ("gate", "up", "down")
     },
 }

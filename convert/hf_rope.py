@@ -35,7 +35,7 @@ def read_rope_scaling(
     """
     rope = HfValues.of(config, config.rope())
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
-    if kind == "default":
+    if kind == "default" or (architecture == "hunyuan-moe" and fixed_alpha(config) is not None):
         return None
     kinds = ["linear", "yarn"] + (["llama3"] if architecture in _WITH_DIVISORS else [])
     if architecture == "phimoe":
@@ -68,6 +68,28 @@ def read_rope_scaling(
         attention_factor=_attention_factor(rope, factor),
         log_multiplier=_log_multiplier(rope) if latent else None,
     )
+
+
+def fixed_alpha(config: HfValues) -> float | None:
+    """The alpha of Hunyuan's "dynamic" scaling, which depends on no length; None where there is none. Raises
+    UnsupportedError for one that is no stretch, or beside a factor.
+    """
+    rope = HfValues.of(config, config.rope())
+    if rope.values.get("rope_type", rope.values.get("type")) != "dynamic" or rope.values.get("alpha") is None:
+        return None
+    rope.require("factor", 1.0)
+    alpha = rope.real("alpha")
+    if alpha < 1.0:
+        raise UnsupportedError(f"{config.path}: rope alpha {alpha} is not supported; supported: 1 and above")
+    return alpha
+
+
+def stretched_theta(config: HfValues, theta: float, n_rot: int) -> float:
+    """NTK-aware scaling by a fixed alpha: theta * alpha^(d / (d - 2)), so that the slowest of d / 2 frequencies is
+    divided by alpha and the fastest stays. A GGUF keeps the new base alone.
+    """
+    alpha = fixed_alpha(config)
+    return theta if alpha is None or n_rot <= 2 else theta * alpha ** (n_rot / (n_rot - 2))
 
 
 def _longrope(rope: HfValues, n_rot: int) -> RopeScaling:

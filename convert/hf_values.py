@@ -42,6 +42,18 @@ class HfValues:
             raise CheckpointError(f"{self.path}: {keys[0]} is {value}; a GGUF holds at most {MAX_INTEGER}")
         return value
 
+    def integer_of_layers(self, *keys: str, default: int | None = None) -> int:
+        """`integer`, where config.json may hold a list of it, one for each layer, all the same. Raises UnsupportedError
+        for others.
+        """
+        key = next((key for key in keys if self.values.get(key) is not None), keys[0])
+        value = self.values.get(key)
+        if not isinstance(value, list):
+            return self.integer(key, default=default)
+        if not value or any(item != value[0] for item in value):
+            raise UnsupportedError(f"{self.path}: {key} differs from layer to layer, which is not supported")
+        return HfValues.of(self, {key: value[0]}).integer(key)
+
     def optional_integer(self, key: str) -> int | None:
         """The whole number under `key`, None where it is missing or null. Raises CheckpointError."""
         return None if self.values.get(key) is None else self.integer(key)

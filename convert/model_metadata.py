@@ -122,8 +122,8 @@ class ModelDims:
 
 # The others' experts are as wide as a dense layer.
 _EXPERT_WIDTH_KEY = (
-    "deepseek2", "dots1", "ernie4_5-moe", "gemma4", "glm4moe", "gpt-oss", "lfm2moe", "minimax-m2", "qwen2moe",
-    "qwen35moe", "qwen3moe", "qwen3next",
+    "deepseek2", "dots1", "ernie4_5-moe", "gemma4", "glm4moe", "gpt-oss", "hunyuan-moe", "lfm2moe", "minimax-m2",
+    "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next",
 )  # fmt: skip
 
 

@@ -138,6 +138,15 @@ SHAPES = {
         ),
         "spm", tied=True,
     ),
+    "hunyuan-a13b": Shape(
+        ModelDims(
+            architecture="hunyuan-moe", hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128,
+            intermediate_size=3072, moe_intermediate_size=3072, num_experts=64, num_experts_per_tok=8,
+            vocab_size=128167, context_length=262144, rope_theta=1e4 * 1000 ** (128 / 126), rms_norm_eps=1e-5,
+            qk_norm="head", shared_experts=1, shared_intermediate_size=3072,
+        ),
+        "hunyuan", tied=True,
+    ),
     "minimax-m2": Shape(
         ModelDims(
             architecture="minimax-m2", hidden_size=3072, num_layers=62, num_heads=48, num_kv_heads=8, head_dim=128,

@@ -163,6 +163,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         )
         | {"rope.scaling.finetuned": (True,)},
     ),
+    "hunyuan-moe": Architecture(
+        rope_interleaved=False,
+        fields=COMMON
+        | {
+            "shared_experts": Key("expert_shared_count", int, 1, "", lambda _: False),  # its width says all
+            "shared_intermediate_size": Key(
+                "expert_shared_feed_forward_length", int, lambda v: v["feed_forward_length"], "feed_forward_length"
+            ),
+        },
+        neutral=without(NEUTRAL, "expert_shared_count", "expert_shared_feed_forward_length"),
+    ),
     "lfm2moe": Architecture(
         rope_interleaved=False,
         fields=COMMON

@@ -14,6 +14,7 @@ import numpy as np
 from kernels.backend import SILU, Activations, Array, Backend, GatedUnit, KVLayer, RopeTable, Weight
 from models.config import ModelConfig
 from models.expert_provider import ExpertProvider, RouterWeights
+from models.rope import rope_frequencies
 from models.stream_norm import normed
 from models.weights import WeightSource, grouped_rows, rows_of
 
@@ -40,6 +41,8 @@ class Attention:
     attn_v_norm: Array | None = None
     post_attention_norm: Array | None = None
     output_gate: Weight | None = None  # what attn_q holds behind each head's queries, where there is one
+    qk_norm_eps: float = 0.0
+    rotated_norm: Array | None = None  # [H * d] on rotated queries: the weights of norms that come behind the rotation
 
     @classmethod
     def read(
@@ -55,7 +58,8 @@ class Attention:
     ) -> Attention:
         """Take the attention tensors of `layer`.
 
-        `qk_norm`: "none", "head" (one norm weight for each head alike) or "row" (one over all heads together).
+        `qk_norm`: "none", "head" (one norm weight for each head alike), "row" (one over all heads together) or
+        "rotated" ("head", but behind the rotation).
         `bias`: the file must hold attn_q.bias, attn_k.bias and attn_v.bias; `output_bias`: attn_output.bias.
         `output_gate`: attn_q holds for each head its query's rows and behind them those of a gate. `value`: the file
         must hold attn_v.
@@ -76,8 +80,11 @@ class Attention:
             scale=config.attention_scale,
             window=kept.window,
             output_gate=gate,
+            qk_norm_eps=config.rms_norm_eps,
         )
-        if qk_norm != "none":
+        if qk_norm == "rotated":
+            part._read_rotated_norms(source, config, blk, kept.head_dim)
+        elif qk_norm != "none":
             part.attn_q_norm = source.vector(f"{blk}.attn_q_norm.weight", n_q if qk_norm == "row" else kept.head_dim)
             part.attn_k_norm = source.vector(f"{blk}.attn_k_norm.weight", n_k if qk_norm == "row" else kept.head_dim)
         if bias:
@@ -88,14 +95,26 @@ class Attention:
             part.output_bias = source.vector(f"{blk}.attn_output.bias", hidden)
         return part
 
+    def _read_rotated_norms(self, source: WeightSource, config: ModelConfig, blk: str, head_dim: int) -> None:
+        """Take the norms of q and k that come behind the rotation. It stretches every head by one factor m, 1 but for
+        some scalings, so the norms divide before it, with weights of 1: m x / sqrt(m^2 mean(x^2) + eps) is
+        x / sqrt(mean(x^2) + eps / m^2). Scores are q * k, so both weights may stand on the rotated queries alone.
+        """
+        weights = [source.host_vector(f"{blk}.attn_{name}_norm.weight", head_dim) for name in "qk"]
+        square = rope_frequencies(config.rope)[1] ** 2
+        self.attn_q_norm = self.attn_k_norm = source.backend.from_host(np.ones(head_dim, np.float32))
+        self.qk_norm_eps = config.rms_norm_eps / square
+        both = np.tile(weights[0] * weights[1] / square, self.num_heads)
+        self.rotated_norm = source.backend.from_host(both.astype(np.float32))
+
     def __call__(self, backend: Backend, x: Array, kv: KVLayer, rope: RopeTable, start: int) -> Array:
         """What attention adds to the residual x [T, D] at positions start..; writes its keys and values into `kv`."""
         weights = (self.attn_q, self.attn_k) if self.attn_v is None else (self.attn_q, self.attn_k, self.attn_v)
         a = normed(backend, x, self.attn_norm, self.attn_norm_b, self.norm_eps, weights)
         q, k, v = self._project(backend, a, weights)
         if self.attn_q_norm is not None:
-            q = backend.head_norm(q, self.attn_q_norm, self.norm_eps)
-            k = backend.head_norm(k, self.attn_k_norm, self.norm_eps)
+            q = backend.head_norm(q, self.attn_q_norm, self.qk_norm_eps)
+            k = backend.head_norm(k, self.attn_k_norm, self.qk_norm_eps)
         if self.attn_v_norm is not None:
             v = backend.head_norm(v, self.attn_v_norm, self.norm_eps)
         mixed = self._mix(backend, q, k, v, kv, rope, start)
@@ -114,9 +133,12 @@ class Attention:
         parts = []
         for first in range(0, n_tokens, at_once):
             rows = slice(first, first + at_once)
-            backend.rope_write(q[rows], k[rows], v[rows], rope, start + first, kv)
+            own = q[rows]
+            backend.rope_write(own, k[rows], v[rows], rope, start + first, kv)
+            if self.rotated_norm is not None:
+                own *= self.rotated_norm
             parts.append(
-                backend.attention(q[rows], kv, start + first, self.num_heads, self.scale, self.window, self.attn_sinks)
+                backend.attention(own, kv, start + first, self.num_heads, self.scale, self.window, self.attn_sinks)
             )
         return parts[0] if len(parts) == 1 else backend.concatenate(parts)
 

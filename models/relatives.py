@@ -23,6 +23,8 @@ _RELATIVES = {
     "gpt2": "gpt-oss",
     "granite": "granitemoe",
     "grok": "llama",
+    "hunyuan": "hunyuan-moe",
+    "hy_v": "dots1",  # Qwen3's attention, experts scored by sigmoid with a bias, shared ones
     "jamba": "qwen3next",
     "kimi": "deepseek2",
     "lfm2": "lfm2moe",

@@ -34,6 +34,7 @@ MODELS = {
     "glm4moe": "GLM-4.5 and GLM-4.5-Air",
     "gpt-oss": "gpt-oss",
     "granitemoe": "Granite 3 with experts",
+    "hunyuan-moe": "Hunyuan-A13B",
     "lfm2moe": "LFM2 with experts",
     "llama": "Mixtral",
     "minimax-m2": "MiniMax-M2",

@@ -184,9 +184,8 @@ def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:
                 parameter.copy_(1.0 + 0.3 * torch.randn_like(parameter))
             else:
                 # Wide enough that attention and the router decide something, not so wide that they saturate.
-                parameter.normal_(
-                    0.0, 0.25 if "gate.weight" in name or "router" in name else parameter.shape[-1] ** -0.5
-                )
+                decides = any(part in name for part in ("gate.weight", "gate.wg", "router"))
+                parameter.normal_(0.0, 0.25 if decides else parameter.shape[-1] ** -0.5)
         for name, values in buffers(model):
             values.copy_(0.2 * torch.randn_like(values) + (1.0 if name.endswith("layer_scalar") else 0.0))
     return model

@@ -1,4 +1,6 @@
-"""More families of `tests.tiny_models`, whose experts are scored by softmax beside an ungated shared one: ERNIE 4.5."""
+"""More families of `tests.tiny_models`, whose experts are scored by softmax beside an ungated shared one: ERNIE 4.5 and
+Hunyuan.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,17 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"},
         },
     ),
+    "hunyuan-moe": (
+        transformers.HunYuanMoEV1Config,
+        transformers.HunYuanMoEV1ForCausalLM,
+        {
+            "head_dim": 24,
+            "num_experts": 5,
+            "moe_topk": 2,
+            "intermediate_size": 32,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "dynamic", "alpha": 50.0, "factor": 1.0},
+        },
+    ),
 }
 
 
@@ -46,5 +59,38 @@ def _ernie_tensors(rest: str, array: np.ndarray) -> Named:
     return [("exp_probs_b.bias", array[0])]
 
 
-METADATA: dict[str, Callable[[Any], dict[str, Any]]] = {"ernie4_5-moe": _ernie_metadata}
-TENSORS: dict[str, Callable[[str, np.ndarray], Named]] = {"ernie4_5-moe": _ernie_tensors}
+def _hunyuan_metadata(config: Any) -> dict[str, Any]:
+    rope, d = config.rope_parameters, config.head_dim
+    top_k = config.moe_topk
+    return {
+        "attention.key_length": d,
+        "attention.value_length": d,
+        "expert_used_count": top_k[0] if isinstance(top_k, list) else top_k,
+        "expert_feed_forward_length": config.intermediate_size,
+        "expert_shared_feed_forward_length": config.intermediate_size,
+        "expert_shared_count": 1,
+        "rope.freq_base": rope["rope_theta"] * rope.get("alpha", 1.0) ** (d / (d - 2)),
+        "rope.scaling.type": "none",
+    }
+
+
+_HUNYUAN_NAMES = {
+    "self_attn.query_layernorm.weight": "attn_q_norm.weight",
+    "self_attn.key_layernorm.weight": "attn_k_norm.weight",
+    "mlp.gate.wg.weight": "ffn_gate_inp.weight",
+    **{f"mlp.shared_mlp.{name}_proj.weight": f"ffn_{name}_shexp.weight" for name in ("gate", "up", "down")},
+}
+
+
+def _hunyuan_tensors(rest: str, array: np.ndarray) -> Named:
+    return [(_HUNYUAN_NAMES[rest], array)] if rest in _HUNYUAN_NAMES else []
+
+
+METADATA: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "ernie4_5-moe": _ernie_metadata,
+    "hunyuan-moe": _hunyuan_metadata,
+}
+TENSORS: dict[str, Callable[[str, np.ndarray], Named]] = {
+    "ernie4_5-moe": _ernie_tensors,
+    "hunyuan-moe": _hunyuan_tensors,
+}

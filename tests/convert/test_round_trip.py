@@ -75,6 +75,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2_yarn": ("deepseek2", {"rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}}),
     "deepseek2_v3": ("deepseek2_v3", {}),
     "deepseek2_v3_direct_queries": ("deepseek2_v3", {"q_lora_rank": None, "first_k_dense_replace": 0}),
+    "hunyuan_moe": ("hunyuan-moe", {"tie_word_embeddings": True}),
+    "hunyuan_moe_layer_by_layer": (
+        "hunyuan-moe",
+        {"moe_topk": [3, 3], "moe_intermediate_size": [32, 32], "num_shared_expert": [1, 1], "use_cla": False},
+    ),
     "minimax_m2": ("minimax-m2", {}),
     "minimax_m2_published_spelling": (
         "minimax-m2",

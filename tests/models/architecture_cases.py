@@ -68,7 +68,10 @@ CASES = {
     "deepseek2_all_experts": Case(
         "deepseek2",
         {
-            "n_routed_experts": 5, "num_experts_per_tok": 5, "n_group": None, "topk_group": None,
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 5,
+            "n_group": None,
+            "topk_group": None,
             "topk_method": "greedy",
         },
     ),
@@ -135,6 +138,17 @@ CASES = {
     "granitemoe_shared": Case("granitemoe_shared", {"tie_word_embeddings": True}),
     "granitemoe_one_expert": Case("granitemoe", {"num_experts_per_tok": 1}),
     "granitemoe_all_experts": Case("granitemoe_shared", {"num_experts_per_tok": 5}),
+    "hunyuan_moe": Case("hunyuan-moe"),
+    "hunyuan_moe_one_expert": Case(
+        "hunyuan-moe",
+        {"moe_topk": 1, "num_key_value_heads": 1, "rope_parameters": yarn(4.0, 16)["rope_parameters"]},
+        scaling_keys("hunyuan-moe", "yarn", 4.0, 16),
+    ),
+    "hunyuan_moe_all_experts": Case(
+        "hunyuan-moe",
+        {"moe_topk": [5, 5], "tie_word_embeddings": True},
+        {"hunyuan-moe.expert_shared_feed_forward_length": None, "hunyuan-moe.expert_shared_count": None},
+    ),
     "minimax_m2": Case("minimax-m2"),
     "minimax_m2_one_expert": Case("minimax-m2", {"num_experts_per_tok": 1, "num_key_value_heads": 1}),
     "minimax_m2_all_experts": Case("minimax-m2", {"num_experts_per_tok": 5, "num_key_value_heads": 4}),

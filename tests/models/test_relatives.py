@@ -37,6 +37,8 @@ def refusal(tmp_path: Path, **metadata: object) -> PearlError:
         ("granitehybrid", "nearest relative: granitemoe"),
         ("qwen3", "nearest relative: qwen3moe"),
         ("ernie4_5", "nearest relative: ernie4_5-moe"),
+        ("hunyuan-dense", "nearest relative: hunyuan-moe"),
+        ("hy_v3", "nearest relative: dots1"),
         ("qwen3vlmoe", "nearest relative: qwen3moe"),
         ("olmoe9", "nearest relative: olmoe"),
         ("falcon", "none of them is a near relative"),

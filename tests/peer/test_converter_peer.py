@@ -35,12 +35,18 @@ CASES = (*FAMILIES, *(f"{family}+mtp" for family in PREDICTING))
 FIELDS = peer_models.FIELDS | {
     "deepseek2_v3": {"scoring_func": "sigmoid"},  # as published; transformers keeps no such field
     "dots1": {"scoring_func": "sigmoid"},
+    "hunyuan-moe": {  # the converter knows this alpha, this width of a head and lists for the layers only
+        "hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128,
+        "max_position_embeddings": 32768, "moe_topk": [2, 2], "moe_intermediate_size": [32, 32],
+        "num_shared_expert": [1, 1],
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+    },
     "lfm2moe": {"tie_word_embeddings": True, "routed_scaling_factor": 1.0},  # the converter knows no other
     "minimax-m2": {"rotary_dim": 12, "scoring_func": "sigmoid"},
     "phimoe": {  # the factor on cos and sin it computes itself, from the lengths
         "rope_parameters": OTHERS["phimoe"][2]["rope_parameters"] | {"short_mscale": 2**0.5, "long_mscale": 2**0.5}
     },
-}
+}  # fmt: skip
 
 pytestmark = pytest.mark.skipif(CONVERTER is None, reason="no $PEARL_LLAMA_CONVERTER: no converter to compare with")
 

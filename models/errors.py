@@ -13,6 +13,7 @@ PearlError                    1   the run failed
 ├── MemoryPlanError           2   a byte ceiling below what the run needs
 ├── ConversionError           1   a conversion that could not finish
 │   └── DiskFullError         1
+├── WriteFailure              1   a result that could not be written, a disk that is full
 └── ReadFailure               1   an expert read that failed while running
 The number is the process's exit code. `pearl_cli.__main__` is the only place that catches these.
 """
@@ -80,6 +81,10 @@ class ConversionError(PearlError):
 
 
 class DiskFullError(ConversionError):
+    pass
+
+
+class WriteFailure(PearlError):
     pass
 
 

@@ -10,6 +10,8 @@ import os
 import sys
 from pathlib import Path
 
+from pearl_cli.standard_streams import drop_what_stdout_refused, open_closed_streams, tell_streams_apart
+
 PACKAGES = ("pearl_cli", "kernels", "convert", "models")
 
 
@@ -28,23 +30,6 @@ def foreign_packages(root: Path) -> list[str]:
     return foreign
 
 
-def open_closed_streams() -> None:
-    """Give a standard stream that the caller closed (`>&-`) the null device.
-
-    Else the next file opened would take its number, Python has None where code writes, and `print` to a closed stderr
-    lands on stdout.
-    """
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)
-    os.close(fd)
-    if sys.stdin is None:
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-
-
 def leave_what_is_left() -> None:
     """At the end: what is left goes with the process, without a search for cycles in it (0.04 s). Where triton was
     imported it is searched, since triton's bindings list everything that is left.
@@ -57,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run `pearl` with `argv` (default: the process's own) and return the exit code."""
     open_closed_streams()
     if argv is None:
+        tell_streams_apart()
         # numpy's matrix products are those of small forecasts; threads of their own, beyond -t, only get in the way of
         # the kernels' (the demo's median token under a budget: 2.72 ms with them, 2.52 without). Read when numpy loads.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -76,13 +62,11 @@ def main(argv: list[str] | None = None) -> int:
         from pearl_cli.cache_dir import make_room_for_kernels
 
         make_room_for_kernels(Path(__file__).resolve().parent.parent / "kernels" / "cpu")
-    return run(args)
+    code = run(args)
+    if argv is None:
+        drop_what_stdout_refused()
+    return code
 
 
 if __name__ == "__main__":
-    code = main()
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
+    sys.exit(main())

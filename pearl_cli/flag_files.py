@@ -41,8 +41,8 @@ def file_of(flag: str) -> Iterator[None]:
 
 
 def check_place(flag: str, path: Path | None, others: Iterable[Path | None] = ()) -> None:
-    """Raises FileError where no file can be written at `path`, or none should be: a device would be replaced by the
-    file, and `others` are what the command reads or writes too. None is no path.
+    """Raises FileError where no file can be written at `path` (see `result_file`), or none should be: a device would be
+    replaced by the file, and `others` are what the command reads or writes too. None is no path.
     """
     if path is None:
         return
@@ -55,5 +55,5 @@ def check_place(flag: str, path: Path | None, others: Iterable[Path | None] = ()
     folder = path.parent
     if not folder.is_dir():
         raise FileError(f"{flag} {path}: the folder {folder} does not exist; make it first, or give another place")
-    if not os.access(path if path.exists() else folder, os.W_OK):
+    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise FileError(f"{flag} {path}: it cannot be written; give another place")

@@ -88,6 +88,7 @@ def run(args: list[str]) -> int:
 def _run(args: list[str], debug: bool, interrupts: list[int]) -> int:
     try:
         result = cli.main(args=args, prog_name="pearl", standalone_mode=False)
+        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code

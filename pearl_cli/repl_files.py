@@ -8,12 +8,16 @@ from pathlib import Path
 
 from models.errors import FileError
 from pearl_cli.conversation import Conversation
-from pearl_cli.text_file import read_text, write_text
+from pearl_cli.flag_files import check_place
+from pearl_cli.result_file import result_file
+from pearl_cli.text_file import read_text
 
 
 def save_conversation(path: Path, conversation: Conversation) -> str:
-    """Write it, and what to tell the user. Raises FileError."""
-    write_text(path, json.dumps(conversation.messages(), ensure_ascii=False) + "\n")
+    """Write it, and what to tell the user. Raises FileError, WriteFailure; an earlier file is then as it was."""
+    check_place("/save", path)
+    with result_file(path, "/save") as place:
+        place.write_text(json.dumps(conversation.messages(), ensure_ascii=False) + "\n", encoding="utf-8")
     return f"{len(conversation.turns) // 2} turns are in {path}"
 
 

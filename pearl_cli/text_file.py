@@ -23,11 +23,3 @@ def read_text(path: Path) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FileError(f"{path}: not UTF-8 text (byte {error.start})") from error
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write `text` as UTF-8. Raises FileError when the place cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"{path}: {error.strerror}") from error

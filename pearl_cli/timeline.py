@@ -19,6 +19,7 @@ from pearl_cli.device.copy_queue import CopyQueue
 from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.residency.load import Load
 from pearl_cli.residency.read_piece import ReadPiece
+from pearl_cli.result_file import result_file
 
 MAX_EVENTS = 200_000  # about 30 MB of JSON; later events are left out and counted
 
@@ -90,7 +91,9 @@ def recording(timeline: Timeline, opened: OpenedEngine) -> Iterator[None]:
 
 
 def trace_decoding(opened: OpenedEngine, workload: Workload, path: Path, n_steps: int = 8) -> str:
-    """Decode `n_steps` tokens of `workload` outside every measurement, write their trace, and say what was written."""
+    """Decode `n_steps` tokens of `workload` outside every measurement, write their trace for --timeline, and say what
+    was written. Raises WriteFailure.
+    """
     timeline = Timeline()
     with recording(timeline, opened):
         opened.engine.reset()
@@ -98,7 +101,8 @@ def trace_decoding(opened: OpenedEngine, workload: Workload, path: Path, n_steps
         forced = workload.continuation(n_steps, after=1) if workload.teacher_forced else None
         for step in range(n_steps):
             logits = opened.engine.decode_step(forced[step] if forced else int(logits.argmax()))
-    return f"{path}: {timeline.write(path)} events of {n_steps} decode steps, {timeline.dropped} left out"
+    with result_file(path, "--timeline") as place:
+        return f"{path}: {timeline.write(place)} events of {n_steps} decode steps, {timeline.dropped} left out"
 
 
 def _spanned(

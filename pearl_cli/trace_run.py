@@ -10,6 +10,7 @@ import numpy as np
 
 from pearl_cli.predict.fingerprint import model_fingerprint
 from pearl_cli.recording import CallRecord, RecordingProvider
+from pearl_cli.result_file import result_file
 from pearl_cli.sampling import Sampler, SamplingParams
 from pearl_cli.session import Session
 from pearl_cli.terminal import Progress, Terminal
@@ -30,15 +31,16 @@ class TraceRun:
         self._index: list[np.ndarray] = []  # int32 [T, 3]: turn, step, token
 
     def write(self, path: Path, prompts: Sequence[Sequence[int]], n_predict: int) -> int:
-        """Write the trace of `prompts`, `n_predict` greedy tokens after each; returns the number of tokens recorded."""
+        """Write the trace of `prompts`, `n_predict` greedy tokens after each, for -o; returns the number of tokens
+        recorded. Raises WriteFailure.
+        """
         progress = Progress(self._terminal, "recording")
         pieces = [piece for prompt in prompts for piece in self._pieces(prompt, n_predict)]
         total, done = sum(map(len, pieces)), 0
-        partial = path.with_name(f"{path.name}.partial")
         provider, self._engine.provider = self._engine.provider, self._recorder
         n_tokens = 0
         try:
-            with partial.open("w", encoding="utf-8") as out:
+            with result_file(path, "-o") as place, place.open("w", encoding="utf-8") as out:
                 writer = self._writer(out)
                 for turn, piece in enumerate(pieces):
                     if self._left == 0:
@@ -46,24 +48,22 @@ class TraceRun:
                     n_tokens += self._run(writer, turn, piece, n_predict)
                     done += len(piece)
                     progress(done, total)
-            partial.replace(path)
         finally:
-            partial.unlink(missing_ok=True)
             self._engine.provider = provider
             self._terminal.end_progress()
         return n_tokens
 
     def save_hidden(self, path: Path) -> None:
-        """hidden float16 [N, L, D], turn, step, token int32 [N], layers int32 [L] (those with experts), fingerprint."""
+        """hidden float16 [N, L, D], turn, step, token int32 [N], layers int32 [L] (those with experts), fingerprint.
+        Raises WriteFailure.
+        """
         index = np.concatenate(self._index)
         layers = [router.layer for router in self._engine.model.routers if router is not None]
-        partial = path.with_name(f"{path.name}.partial")
-        with partial.open("wb") as out:
+        with result_file(path, "--hidden") as place, place.open("wb") as out:
             np.savez(
                 out, hidden=np.concatenate(self._hidden), turn=index[:, 0], step=index[:, 1], token=index[:, 2],
                 layers=np.array(layers, np.int32), fingerprint=np.array(model_fingerprint(self._session.opened.gguf)),
             )  # fmt: skip
-        partial.replace(path)
 
     def _pieces(self, ids: Sequence[int], n_predict: int) -> list[Sequence[int]]:
         if n_predict:

@@ -13,7 +13,6 @@ from pearl_cli.bench.peer import LlamaBench
 from pearl_cli.bench.price import routing_price
 from pearl_cli.bench.request import BenchRequest
 from pearl_cli.bench.workload import Workload
-from pearl_cli.flag_files import file_of
 from pearl_cli.opened_engine import OpenedEngine
 from pearl_cli.options import RunOptions
 from pearl_cli.session import Session, open_session
@@ -34,8 +33,7 @@ def run_bench(options: RunOptions, request: BenchRequest, terminal: Terminal) ->
             terminal.note(f"random tokens, seed {seed}")
         records = [] if request.ablate is not None else _measured(session, request, workload, peer)
         if request.timeline is not None:
-            with file_of("--timeline"):
-                terminal.note(trace_decoding(opened, workload, request.timeline))
+            terminal.note(trace_decoding(opened, workload, request.timeline))
         if request.price is not None:
             priced = routing_price(session, str(request.price), price_texts)
             records = [{**record, **priced} for record in records]

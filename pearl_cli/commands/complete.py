@@ -44,6 +44,7 @@ def command(
 
     from pearl_cli.completion import complete
     from pearl_cli.flag_files import check_place, file_of
+    from pearl_cli.result_file import result_file
     from pearl_cli.routing.mark import steered_mark
     from pearl_cli.session import open_session
     from pearl_cli.terminal import Terminal
@@ -73,6 +74,7 @@ def command(
             if mark is not None:
                 terminal.note(mark)
         if timeline is not None:
-            with file_of("--timeline"):
-                terminal.note(f"{timeline}: {trace.write(timeline)} events, {trace.dropped} left out")
+            with result_file(timeline, "--timeline") as place:
+                n_events = trace.write(place)
+            terminal.note(f"{timeline}: {n_events} events, {trace.dropped} left out")
         return 130 if done.finish_reason == "cancelled" else 0

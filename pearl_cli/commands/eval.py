@@ -52,10 +52,10 @@ def command(
     from pearl_cli.evaluate.text_ids import ids_of
     from pearl_cli.flag_files import check_place, file_of
     from pearl_cli.resolve_routing import resolve_routing
+    from pearl_cli.result_file import result_file
     from pearl_cli.routing.parse_flags import parse_routing
     from pearl_cli.routing.settings import routing_settings
     from pearl_cli.terminal import Progress, Terminal
-    from pearl_cli.text_file import write_text
     from pearl_cli.trace_texts import read_texts
 
     terminal = Terminal()
@@ -88,6 +88,6 @@ def command(
     else:
         click.echo(result_table(results, len(windows), context, score))
     if plot is not None:  # after the figures, which a full disk must not lose
-        with file_of("--plot"):
-            write_text(plot, pareto_svg(results))
+        with result_file(plot, "--plot") as place:
+            place.write_text(pareto_svg(results), encoding="utf-8")
         terminal.note(f"plot: {plot}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.errors import UsageError
-from pearl_cli.evaluate.logits_file import LogitsWriter, read_logits
+from pearl_cli.evaluate.logits_file import logits_writer, read_logits
 from pearl_cli.evaluate.report import Result
 from pearl_cli.evaluate.run_windows import SCORE_ROWS, run_settings
 from pearl_cli.evaluate.windows import Window, cut_windows
@@ -56,8 +56,7 @@ def evaluate(
     with file_of("--kld-base"):
         base = read_logits(request.kld_base, shape) if request.kld_base is not None else None
     policies = [opened.routing_for(settings) for settings in request.settings]
-    with LogitsWriter(request.logits, shape) if request.logits is not None else nullcontext() as writer:
-        keep = writer.write if writer is not None else None
+    with logits_writer(request.logits, shape) if request.logits is not None else nullcontext() as keep:
         all_scores = run_settings(opened, windows, request.settings, policies, base, keep, progress)
     results: list[Result] = []
     for settings, policy, scores in zip(request.settings, policies, all_scores, strict=True):

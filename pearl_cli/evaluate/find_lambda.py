@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from models.errors import FileError
+from models.errors import FileError, WriteFailure
 from pearl_cli.evaluate.calibrate import GRID, calibrate
 from pearl_cli.evaluate.evaluation import EvalRequest
 from pearl_cli.predict.fingerprint import model_fingerprint
@@ -30,7 +30,7 @@ def find_lambda(session: Session, ids: Sequence[int], request: EvalRequest, text
     try:
         path = store_lambda(model, fingerprint, found, evict, residency, found.lambda_ or 0.0, text)
         terminal.note(f"{strongest}; stored in {path}")
-    except FileError as error:  # the factor took minutes to find: it is not lost for a folder that cannot be written
+    except (FileError, WriteFailure) as error:  # the factor took minutes to find: a full disk does not lose it
         terminal.warn(f"{strongest}, but it could not be stored ({error}); give it as --lambda {found.lambda_:g}")
     exact = RoutingSettings(residency=found.residency, evict=found.evict)
     others = request.settings[1:]

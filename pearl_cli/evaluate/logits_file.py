@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from models.errors import FileError
+from pearl_cli.result_file import result_file
 
 
-class LogitsWriter:
-    """A context manager; the file appears under its name only when everything was written."""
+@contextmanager
+def logits_writer(path: Path, shape: tuple[int, int]) -> Iterator[Callable[[np.ndarray], None]]:
+    """What to hand the rows to, in order; the file appears under its name only when everything was written. Its room
+    on the disk is taken at once where the system can do that, so that a full one is found before the work. Raises
+    WriteFailure, which names --logits.
+    """
+    about = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    with result_file(path, "--logits") as place, place.open("wb") as out:
+        np.lib.format.write_array_header_1_0(out, about)
+        out.flush()
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(out.fileno(), 0, out.tell() + 4 * shape[0] * shape[1])
+        yield lambda rows: _write(out.write, rows)
 
-    def __init__(self, path: Path, shape: tuple[int, int]) -> None:
-        """Raises FileError where the file cannot be made."""
-        self._path = path
-        self._partial = path.with_name(f"{path.name}.partial")
-        try:
-            self._out = np.lib.format.open_memmap(self._partial, mode="w+", dtype=np.float32, shape=shape)
-        except OSError as error:
-            raise FileError(f"{path}: {error.strerror}") from error
 
-    def write(self, row: int, logits: np.ndarray) -> None:
-        self._out[row : row + len(logits)] = logits
-
-    def __enter__(self) -> LogitsWriter:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._out.flush()
-        del self._out
-        if kind is None:
-            self._partial.replace(self._path)
-        else:
-            self._partial.unlink(missing_ok=True)
+def _write(write: Callable[[bytes], int], rows: np.ndarray) -> None:
+    write(np.ascontiguousarray(rows, "<f4").tobytes())
 
 
 def read_logits(path: Path, shape: tuple[int, int]) -> np.ndarray:
     """The saved logits, mapped. Raises FileError for a file that is none, or of other positions or another vocabulary.
     """
     try:
-        logits: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        logits: np.ndarray = np.lib.format.open_memmap(path, mode="r")
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:

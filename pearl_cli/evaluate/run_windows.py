@@ -103,14 +103,14 @@ def run_settings(
     settings: Sequence[RoutingSettings],
     policies: Sequence[RoutingPolicy],
     base: np.ndarray | None = None,
-    keep: Callable[[int, np.ndarray], None] | None = None,
+    keep: Callable[[np.ndarray], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[TokenScores]:
     """Scores of each setting over all windows, window by window so that only one window's logits are in memory;
     policies: of `OpenedEngine.routing_for`, one a setting.
 
-    base: saved logits of all scored positions, else the first setting is what the others diverge from. keep(row,
-    logits) is handed the first setting's logits and their first row's number. Leaves the last setting routed.
+    base: saved logits of all scored positions, else the first setting is what the others diverge from. keep(logits)
+    is handed the first setting's, window by window. Leaves the last setting routed.
     """
     decoding = needs_decoding(settings)
     parts: list[list[TokenScores]] = [[] for _ in settings]
@@ -130,7 +130,7 @@ def run_settings(
             rows = window_logits(opened, window, decoding, advance)
             parts[index].append(score_rows(window, number, rows, against))
             if index == 0 and keep is not None:
-                keep(row, rows.logits)
+                keep(rows.logits)
             if index == 0 and against is None and len(settings) > 1:
                 against = rows.logits
         row += window.n_scored

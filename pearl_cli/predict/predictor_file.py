@@ -11,6 +11,7 @@ import numpy as np
 from models.errors import FileError
 from models.gguf import GGUFModel
 from pearl_cli.predict.reuse_history import NUM_FEATURES
+from pearl_cli.result_file import result_file
 
 ARCHITECTURE = "pearl-predictor"
 KINDS = ("horizon-mlp", "trajectory", "mlp")
@@ -54,11 +55,15 @@ class PredictorCard:
 
 
 def save_predictor(path: Path, card: PredictorCard, tensors: dict[str, np.ndarray]) -> None:
-    """Write `*.partial`, then rename. Matrices are stored as F16, vectors as F32."""
+    """Matrices are stored as F16, vectors as F32. Raises WriteFailure, which names -o."""
+    with result_file(path, "-o") as place:
+        _write(place, card, tensors)
+
+
+def _write(path: Path, card: PredictorCard, tensors: dict[str, np.ndarray]) -> None:
     import gguf
 
-    partial = path.with_name(f"{path.name}.partial")
-    writer = gguf.GGUFWriter(partial, ARCHITECTURE)
+    writer = gguf.GGUFWriter(path, ARCHITECTURE)
     writer.add_type(ARCHITECTURE)
     writer.add_uint32(f"{_PREFIX}format_version", FORMAT_VERSION)
     for name in ("kind", "fingerprint", "model"):
@@ -74,10 +79,8 @@ def save_predictor(path: Path, card: PredictorCard, tensors: dict[str, np.ndarra
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
-        writer.close()
-        partial.replace(path)
     finally:
-        partial.unlink(missing_ok=True)
+        writer.close()
 
 
 def as_stored(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from models.errors import FileError, UsageError
 from models.gguf_split import name_of_whole
+from pearl_cli.result_file import result_file
 from pearl_cli.routing.settings import RoutingSettings
 
 _SAME = ("routing", "top_j", "inserts", "steer", "evict", "price")
@@ -35,20 +36,16 @@ def _key(settings: RoutingSettings, evict: str) -> dict[str, Any]:
 def store_lambda(
     model: Path, fingerprint: str, settings: RoutingSettings, evict: str, residency: float, factor: float, text: str
 ) -> Path:
-    """Add or replace the entry of `settings`, found at `residency` on `text`. Raises FileError where it cannot be
-    written or the file that is there is not of this kind.
+    """Add or replace the entry of `settings`, found at `residency` on `text`. Raises WriteFailure, and FileError where
+    the file that is there is not of this kind.
     """
     path = lambda_path(model)
     entry = {**_key(settings, evict), "residency": residency, "lambda": factor, "text": text}
     same = (*_SAME, "residency")
     kept = [old for old in _entries(path, fingerprint) if any(old[name] != entry[name] for name in same)]
     content = json.dumps({"fingerprint": fingerprint, "entries": [*kept, entry]}, indent=1)
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_text(content, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise FileError(f"{path}: {error.strerror}") from error
+    with result_file(path) as place:
+        place.write_text(content, encoding="utf-8")
     return path
 
 

@@ -81,7 +81,7 @@ def test_faults_with_conversation_files_keep_the_session(
     script = f"/save\n/load\n/load {tmp_path}/none\n/load {tmp_path}/bad\n/save {tmp_path}/none/x\nhello\n"
     out, err = chat(tiny_path, script, capsys, monkeypatch)
     assert out.count("\n") >= 1
-    faults = ("none: No such file", "bad: not a conversation of /save", "none/x: No such file")
+    faults = ("none: No such file", "bad: not a conversation of /save", "none does not exist; make it first")
     for part in ("/save FILE", "/load FILE", *faults):
         assert part in err
 

@@ -1,0 +1,51 @@
+"""A full disk under stdout is told by name and is a failure; under stderr it costs no answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no device that is always full")
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    command = line.replace("pearl ", f"{sys.executable} -m pearl_cli ", 1)
+    return subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@needs_full
+@pytest.mark.parametrize(
+    "line", ["pearl --help", "pearl plan -m {m}", "pearl complete -m {m} -p abc -n 4 -s 1", "pearl info {m} --json"]
+)
+def test_a_full_disk_under_stdout_is_named(line: str, tiny_path: Path) -> None:
+    done = shell(f"{line.format(m=tiny_path)} > /dev/full")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "pearl: standard output: No space left on device"
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("log", [pytest.param("2>/dev/full", marks=needs_full), "2>&-", "2> >(true)"])
+def test_a_log_that_takes_nothing_costs_no_answer(log: str, tiny_path: Path) -> None:
+    call = f"pearl complete -m {tiny_path} -p abc -n 6 --temp 0 --ignore-eos --verbose"
+    whole, done = shell(call), shell(f"{call} {log}")
+    assert (done.returncode, done.stdout) == (0, whole.stdout)
+    assert whole.stdout
+    assert done.stderr == ""
+
+
+@needs_full
+def test_a_fault_keeps_its_exit_code_without_a_log() -> None:
+    assert shell("pearl complete -p x --no-such-flag 2>/dev/full").returncode == 2
+    assert shell("pearl complete -m missing.gguf -p x 2>/dev/full").returncode == 2
+
+
+def test_unbuffered_streams_are_told_apart_too(tiny_path: Path) -> None:
+    done = shell(f"PYTHONUNBUFFERED=1 pearl plan -m {tiny_path} --json")
+    assert done.returncode == 0
+    assert '"total_bytes"' in done.stdout

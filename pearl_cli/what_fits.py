@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 from models.errors import MemoryPlanError, UsageError
 from pearl_cli.memory_plan import FLOOR_MARGIN_BYTES, MemoryPlan, typed
@@ -15,11 +16,17 @@ _LEAST_CHUNK = 64
 _FLAGS = {"ctx_size": "-c", "cache_type_k": "-ctk", "cache_type_v": "-ctv", "ubatch_size": "-ub"}
 
 
-def what_fits(plan: Callable[[RunOptions], MemoryPlan], options: RunOptions, context: int) -> str:
+def what_fits(
+    plan: Callable[[RunOptions], MemoryPlan],
+    options: RunOptions,
+    context: int,
+    ceiling: Literal["ram", "vram"] = "ram",
+) -> str:
     """The first change of flags that `plan` accepts, as a user types it, or the least ceiling with all of them; empty
     where none of them matters. plan: raises MemoryPlanError for what does not fit, UsageError for what the model cannot
-    do; context: what `options` come to.
+    do; context: what `options` come to; ceiling: the flag whose bytes are planned.
     """
+    given: Size | None = getattr(options, ceiling)
     last: RunOptions | None = None
     for changed in _smaller(options, context):
         if changed == options:
@@ -31,11 +38,13 @@ def what_fits(plan: Callable[[RunOptions], MemoryPlan], options: RunOptions, con
             continue
         except MemoryPlanError:
             last = changed
-    if last is None or options.ram is None:
+    if last is None or given is None:
         return ""
-    floor = plan(dataclasses.replace(last, budget=None, ram=Size(n_bytes=1 << 60))).floor_bytes + FLOOR_MARGIN_BYTES
+    boundless = Size(n_bytes=1 << 60)
+    least = plan(dataclasses.replace(last, budget=None, ram=boundless, vram=boundless))
+    floor = least.floor_bytes + FLOOR_MARGIN_BYTES
     # where less than what was given would do, the ceiling is not what is wrong
-    return f"; with {_flags(options, last)} it needs --ram {typed(floor)}" if floor > options.ram.n_bytes else ""
+    return f"; with {_flags(options, last)} it needs --{ceiling} {typed(floor)}" if floor > given.n_bytes else ""
 
 
 def _flags(options: RunOptions, changed: RunOptions) -> str:

@@ -38,6 +38,7 @@ from pearl_cli.residency.transfer import ReadFunction
 from pearl_cli.residency.uneven_split import Split
 from pearl_cli.routing.base import RoutingPolicy
 from pearl_cli.sizes import Size
+from pearl_cli.what_fits import what_fits
 
 if TYPE_CHECKING:
     from kernels.gpu.open_gpu import OpenGpu
@@ -76,18 +77,20 @@ def plan_device(
     """The plan for these flags; default_budget: of slots on the GPU where neither --vram nor --budget is given; split:
     of those over layers. Raises MemoryPlanError, UsageError.
     """
-    context = choose_context(options.ctx_size, config.context_length)
     weights = non_expert_bytes(gguf, config)
-    needs = VramNeeds(
-        weights,
-        KVCache.planned_bytes(config, context, options.cache_type_k, options.cache_type_v),
-        workspace_bytes(config, min(options.ubatch_size, context)),
-        context,
-    )
     num_experts = config.router.num_experts
     staging = prefetch_slots + 2 * config.router.num_experts_per_tok
-    budget = options.budget if options.budget is not None or options.vram is not None else default_budget
-    vram = plan_vram(gpu.calls, needs, places.slot_bytes, num_experts, options.vram, budget, staging, split, notify)
+
+    def planned(asked: RunOptions, told: Callable[[str], None] | None = None) -> MemoryPlan:
+        budget = asked.budget if asked.budget is not None or asked.vram is not None else default_budget
+        needs = _vram_needs(config, asked, weights)
+        return plan_vram(gpu.calls, needs, places.slot_bytes, num_experts, asked.vram, budget, staging, split, told)
+
+    try:
+        vram = planned(options, notify)
+    except MemoryPlanError as error:
+        context = choose_context(options.ctx_size, config.context_length)
+        raise MemoryPlanError(f"{error}{what_fits(planned, options, context, 'vram')}") from error
     process, available, store = rss_bytes(), _available(), gguf.memory
     ceiling = options.ram.n_bytes if options.ram else process + int(DEFAULT_SHARE * available)
     lock_bytes = 0
@@ -99,6 +102,17 @@ def plan_device(
         most_bytes=_PASSING_BYTES if vram.all_resident or store is not None else None,
     )  # fmt: skip
     return DevicePlan(gpu, vram, host, staging, split, store, lock_bytes)
+
+
+def _vram_needs(config: ModelConfig, options: RunOptions, weight_bytes: int) -> VramNeeds:
+    """Raises UsageError for a context beyond the trained one."""
+    context = choose_context(options.ctx_size, config.context_length)
+    return VramNeeds(
+        weight_bytes,
+        KVCache.planned_bytes(config, context, options.cache_type_k, options.cache_type_v),
+        workspace_bytes(config, min(options.ubatch_size, context)),
+        context,
+    )
 
 
 def open_on_device(

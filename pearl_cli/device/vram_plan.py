@@ -11,7 +11,7 @@ from kernels.gpu.device_calls import DeviceCalls
 from models.errors import MemoryPlanError
 from pearl_cli.device.host_slots import HostPlan
 from pearl_cli.device.host_store import LOCK_SHARE
-from pearl_cli.memory_plan import MIB, FixedNeeds, MemoryPlan, plan_memory, typed
+from pearl_cli.memory_plan import FLOOR_MARGIN_BYTES, MIB, FixedNeeds, MemoryPlan, plan_memory, typed
 from pearl_cli.residency.slot_plan import floor_bytes, full_bytes, plan_slots
 from pearl_cli.residency.uneven_split import Split
 from pearl_cli.sizes import Size
@@ -91,10 +91,15 @@ def plan_host(
     needs = FixedNeeds(process_bytes, 0, 0, HOST_WORKSPACE_BYTES, 0, filling_bytes=0)
     floor = needs.total_bytes + max(floor_bytes(layer_slot_bytes), loading_bytes)
     if ceiling_bytes < floor:
-        given = f"--ram {typed(ceiling_bytes)}" if ceiling_is_asked else f"the {typed(ceiling_bytes)} of RAM to be had"
+        given, least = typed(ceiling_bytes, up=False), typed(floor + FLOOR_MARGIN_BYTES)
+        told, advice = f"--ram {given}", f"give --ram {least} or more"
+        if not ceiling_is_asked:
+            told = f"the {given} of RAM to be had"
+            advice = f"close other programs, or give --ram {least} if it is there"
         raise MemoryPlanError(
-            f"{given} is below the floor of {typed(floor + 8 * MIB)} on a GPU (process {typed(process_bytes)}, weights"
-            f" on their way {typed(loading_bytes)}, expert slots {typed(floor_bytes(layer_slot_bytes))})"
+            f"{told} is below the floor of {least} on a GPU (process {typed(process_bytes)}, weights on their way"
+            f" {typed(loading_bytes)}, expert slots {typed(floor_bytes(layer_slot_bytes))}); {advice}; a file converted"
+            " to a smaller type needs less"
         )
     budget = min(ceiling_bytes - needs.total_bytes, full_bytes(layer_slot_bytes, num_experts))
     if most_bytes is not None:

@@ -1,4 +1,5 @@
-"""A Hugging Face tokenizer (`tokenizer.json` and its companions) as the keys that a GGUF keeps a vocabulary in.
+"""A Hugging Face tokenizer (`tokenizer.json` and its companions, or what `tiktoken_vocab` reads in its place) as the
+keys that a GGUF keeps a vocabulary in.
 
 Two kinds are known: byte-level BPE, and SentencePiece-style BPE with byte fallback. Anything else is refused by name.
 How text is cut into pieces is named after an entry of `models.pre_tokenizers` with the same regular expressions; where
@@ -17,6 +18,7 @@ import tokenizers
 from convert.checkpoint_folder import read_json
 from convert.gguf_metadata import Metadata
 from convert.hf_config import token_ids
+from convert.tiktoken_vocab import read_tiktoken
 from models.errors import CheckpointError, UnsupportedTokenizer, UsageError
 from models.pre_tokenizers import PRE_TOKENIZERS, find_pre_tokenizer, name_of_splits
 
@@ -35,13 +37,17 @@ def add_tokenizer(
     Raises CheckpointError where files are missing or contradict each other, UnsupportedTokenizer for a kind that is
     not known, UsageError for a `pre` that the kind has no use for.
     """
+    settings = read_json(folder, "tokenizer_config.json") or {}
     tokenizer = read_json(folder, "tokenizer.json")
     if tokenizer is None:
-        raise CheckpointError(
-            f"{folder}: no tokenizer.json; save the tokenizer in its fast form beside the weights, "
-            "or convert with --no-vocab"
-        )
-    settings = read_json(folder, "tokenizer_config.json") or {}
+        ranked = read_tiktoken(folder, settings, vocab_size)
+        if ranked is None:
+            raise CheckpointError(
+                f"{folder}: no tokenizer.json; save the tokenizer in its fast form beside the weights, "
+                "or convert with --no-vocab"
+            )
+        tokenizer, pre = ranked.tokenizer, pre or ranked.pre
+        settings = ranked.roles | {key: value for key, value in settings.items() if value is not None}
     model = tokenizer.get("model")
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict):
         kind = model.get("type") if isinstance(model, dict) else None

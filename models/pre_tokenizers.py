@@ -51,6 +51,11 @@ _CASE_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _BY_CASE = f"{_HEAD}[{_UPPER}]*[{_LOWER}]+{_CONTRACTION}?|{_HEAD}[{_UPPER}]+[{_LOWER}]*{_CONTRACTION}?"
 _GPT4O = _BY_CASE + r"|\p{N}{1,3}" + _CASE_TAIL
 _YOUTU = _BY_CASE + r"|\p{N}" + _CASE_TAIL
+_NO_HAN = r"&&[^\p{Han}]"
+_KIMI = (
+    rf"[\p{{Han}}]+|{_HEAD}[{_UPPER}{_NO_HAN}]*[{_LOWER}{_NO_HAN}]+{_CONTRACTION}?"
+    rf"|{_HEAD}[{_UPPER}{_NO_HAN}]+[{_LOWER}{_NO_HAN}]*{_CONTRACTION}?|\p{{N}}{{1,3}}" + _TAIL
+)
 _TEKKEN = f"{_HEAD}[{_UPPER}]*[{_LOWER}]+|{_HEAD}[{_UPPER}]+[{_LOWER}]*" r"|\p{N}" + _CASE_TAIL
 _CJK = r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+"
 _ASIAN = r"[\x{4e00}-\x{9fa5}\x{0800}-\x{4e00}\x{ac00}-\x{d7ff}]+"
@@ -95,6 +100,7 @@ _FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
     (_DEEPSEEK_V3, "deepseek-v3 hunyuan-dense joyai-llm"),
     (PreTokenizer((_GPT4O,)), "gpt-4o llama4 kanana2 minimax-m2"),
     (PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)), "tiny_aya cohere2moe"),
+    (PreTokenizer((_KIMI,), ignore_merges=True), "kimi-k2"),
     (PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True), "tekken"),
     (PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")), "falcon"),
     (PreTokenizer((_BLOOM,)), "bloom poro-chat gpt3-finnish"),

@@ -33,6 +33,7 @@ def pieces(metadata: dict[str, Any], text: str, **options: Any) -> list[str]:
         ("smollm", ["3"] * 4),
         ("deepseek-llm", ["3333"]),
         ("deepseek-v3", ["333", "3"]),
+        ("kimi-k2", ["333", "3"]),
     ],
 )
 def test_the_named_pre_tokenizer_decides_how_digits_are_cut(pre: str, expected: list[str]) -> None:

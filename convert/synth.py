@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,18 +20,18 @@ from numpy.typing import NDArray
 from convert.gguf_layout import OutputTensor
 from convert.gguf_metadata import Metadata
 from convert.mixes import MixFacts
-from convert.model_metadata import add_model_keys
+from convert.model_metadata import ModelDims, add_model_keys
 from convert.random_blocks import SUPPORTED, random_rows
-from convert.recipe import parse_recipe
+from convert.recipe import Recipe, parse_recipe
 from convert.shard_plan import DEFAULT_SHARD_BYTES, SET_ID_KEY, plan_pearl_set, plan_stock_file
-from convert.shard_writer import Progress, write_files
+from convert.shard_writer import Progress, size_text, write_files
 from convert.source import LINEARS, expert_name
 from convert.stream import Job
 from convert.synth_shapes import SHAPES, Shape
 from convert.synth_vocab import add_byte_level_vocab, add_sentencepiece_vocab
 from convert.tensor_table import expert_shape, has_experts, layer_shapes, outer_shapes
 from kernels.quant_types import QuantType
-from models.errors import UnsupportedQuantType, UsageError
+from models.errors import DiskFullError, UnsupportedQuantType, UsageError
 
 LAYOUTS = ("pearl", "stacked")
 _CHUNK_BYTES = 8 << 20
@@ -54,17 +55,14 @@ def synthesize(
     sizes = _known_shape(shape) if isinstance(shape, str) else shape
     name = shape if isinstance(shape, str) else f"synth-{sizes.dims.architecture}"
     if num_layers is not None:
+        _check_room(sizes, num_layers, quant, out_dir)
         sizes = _with_layers(sizes, num_layers)
-    recipe = parse_recipe(quant, None)
-    dims = sizes.dims
-    recipe.facts = MixFacts(dims.num_layers, dims.num_experts, dims.num_heads // dims.num_kv_heads)
+    recipe = _recipe(sizes, quant)
     name = f"{name}-{quant.lower()}" + ("-stacked" if layout == "stacked" else "")
     metadata = _metadata(name, sizes)
     metadata.u32("general.file_type", recipe.file_type() or 0)
-    tensors = [
-        OutputTensor(tensor, size, recipe.type_for(tensor, size[0], len(size), QuantType.F32, sizes.tied))
-        for tensor, size in _tensors(sizes, stacked=layout == "stacked")
-    ]
+    stacked = layout == "stacked"
+    tensors = [_output(recipe, sizes, tensor, size) for tensor, size in _tensors(sizes, stacked)]
     _refuse_types({tensor.quant_type for tensor in tensors}, quant)
     fingerprint = f"synth {name} {sizes} seed {seed}"
     metadata.string(SET_ID_KEY, hashlib.sha256(fingerprint.encode()).hexdigest()[:32])
@@ -79,6 +77,37 @@ def _known_shape(name: str) -> Shape:
     if name not in SHAPES:
         raise UsageError(f"no shape '{name}'; known shapes: {', '.join(SHAPES)}")
     return SHAPES[name]
+
+
+def _recipe(shape: Shape, quant: str) -> Recipe:
+    recipe, dims = parse_recipe(quant, None), shape.dims
+    recipe.facts = MixFacts(dims.num_layers, dims.num_experts, dims.num_heads // dims.num_kv_heads)
+    return recipe
+
+
+def _output(recipe: Recipe, shape: Shape, name: str, size: tuple[int, ...]) -> OutputTensor:
+    return OutputTensor(name, size, recipe.type_for(name, size[0], len(size), QuantType.F32, shape.tied))
+
+
+def _check_room(shape: Shape, num_layers: int, quant: str, out_dir: Path) -> None:
+    """Raises DiskFullError where even the smallest layers of `shape` are too many bytes, before so many are listed;
+    what an earlier run left will be written over.
+    """
+    dims, recipe = shape.dims, _recipe(shape, quant)
+    layers = range(dims.leading_dense or 0, dims.num_layers)
+    least = num_layers * min(
+        sum(_output(recipe, shape, name, size).n_bytes for name, size in _layer_tensors(dims, layer, stacked=True))
+        for layer in layers
+    )
+    folder = out_dir.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free + sum(path.stat().st_size for path in out_dir.glob("*.partial"))
+    if num_layers > dims.num_layers and least > free:
+        raise DiskFullError(
+            f"{out_dir}: no space: --layers {num_layers} needs at least {size_text(least)}, have {size_text(free)}; "
+            "nothing was written"
+        )
 
 
 def _with_layers(shape: Shape, num_layers: int) -> Shape:
@@ -129,18 +158,22 @@ def _tensors(shape: Shape, stacked: bool) -> Iterator[tuple[str, tuple[int, ...]
     outer = {name: tuple(reversed(size)) for name, size in outer_shapes(dims).items()}
     yield "token_embd.weight", outer.pop("token_embd.weight")
     for layer in range(dims.num_layers):
-        blk = f"blk.{layer}"
-        for name, size in layer_shapes(dims, layer).items():
-            yield f"{blk}.{name}", tuple(reversed(size))
-        if not has_experts(dims, layer):
-            continue
-        for linear in LINEARS:
-            n_rows, n_cols = expert_shape(dims, linear)
-            if stacked:
-                yield f"{blk}.ffn_{linear}_exps.weight", (n_cols, n_rows, dims.num_experts)
-            else:
-                yield from ((expert_name(layer, e, linear), (n_cols, n_rows)) for e in range(dims.num_experts))
+        yield from _layer_tensors(dims, layer, stacked)
     yield from ((name, size) for name, size in outer.items() if name != "output.weight" or not shape.tied)
+
+
+def _layer_tensors(dims: ModelDims, layer: int, stacked: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    blk = f"blk.{layer}"
+    for name, size in layer_shapes(dims, layer).items():
+        yield f"{blk}.{name}", tuple(reversed(size))
+    if not has_experts(dims, layer):
+        return
+    for linear in LINEARS:
+        n_rows, n_cols = expert_shape(dims, linear)
+        if stacked:
+            yield f"{blk}.ffn_{linear}_exps.weight", (n_cols, n_rows, dims.num_experts)
+        else:
+            yield from ((expert_name(layer, e, linear), (n_cols, n_rows)) for e in range(dims.num_experts))
 
 
 def _jobs(tensor: OutputTensor, *, sizes: Shape, seed: int) -> list[Job]:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @click.option(
     "--quant",
     metavar="TYPE|MIX",
-    help="Type of the matrices: f32, f16, bf16, q8_0, q4_0, q4_k, ..., or llama.cpp's mixes: q4_k_m, q5_k_s, q3_k_l, "
-    "q2_k, ...  [default: the input's]",
+    help="Type of the matrices: f32, f16, bf16, q8_0, q4_0, q4_k, ..., or one of llama.cpp's mixes: q4_k_m, q5_k_s, "
+    "q3_k_l, ..., among which q2_k and q6_k are too.  [default: the input's]",
 )
 @click.option("--recipe", metavar="ROLE=TYPE,...", help="Types by role, e.g. attn=q8_0,exps.down=q6_k,embed=q8_0.")
 @click.option(

@@ -20,7 +20,14 @@ from pearl_cli.sizes import Size, SizeParam
     required=True,
     help="Directory to write into.",
 )
-@click.option("--quant", default="q4_k", show_default=True, help="Storage type of the matrices.")
+@click.option(
+    "--quant",
+    metavar="TYPE|MIX",
+    default="q4_k",
+    show_default=True,
+    help="Storage type of the matrices: f32, f16, bf16, q8_0, q4_0, q5_0, q5_1, q4_k, q5_k, mxfp4, or one of "
+    "llama.cpp's mixes: q4_k_s, q4_k_m, q5_k_s, q5_k_m, q6_k, mxfp4_moe.",
+)
 @click.option(
     "--layout",
     type=click.Choice(["pearl", "stacked"]),

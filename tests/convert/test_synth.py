@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from gguf.quants import dequantize
 
+from convert.mixes import MIXES
 from convert.model_metadata import SIGMOID, ConstantFactors, LatentDims, ModelDims, RopeScaling, WindowHeads
 from convert.random_blocks import SUPPORTED, random_rows
-from convert.synth import _with_layers, synthesize
+from convert.recipe import TARGETS
+from convert.synth import _check_room, _with_layers, synthesize
 from convert.synth_shapes import SHAPES, Shape
 from kernels.quant_types import QuantType, row_bytes
 from kernels.reference.backend import ReferenceBackend
 from models.config import ModelConfig
 from models.config_recurrent import DeltaNetConfig
-from models.errors import UnsupportedQuantType, UsageError
+from models.errors import DiskFullError, UnsupportedQuantType, UsageError
 from models.expert_store import ExpertStore
 from models.gguf import GGUFModel
 from models.loader import load_model
@@ -143,6 +147,42 @@ def test_kinds_of_layers_go_on_in_their_pattern() -> None:
 def test_every_architecture_has_a_shape_and_the_help_names_all() -> None:
     assert {shape.dims.architecture for shape in SHAPES.values()} == set(ARCHITECTURES)
     assert all(name in (command.help or "") for name in SHAPES)
+
+
+@pytest.mark.parametrize("layers", [10**5, 10**12, 10**25])
+def test_more_layers_than_the_disk_holds_are_refused_before_anything_is_written(layers: int, tmp_path: Path) -> None:
+    out = tmp_path / "out" / "deeper"
+    with pytest.raises(DiskFullError, match=rf"no space: --layers {layers} needs at least .*TiB, have .*nothing was"):
+        synthesize("deepseek-v3", out, "q4_k_m", num_layers=layers)
+    assert not out.parent.exists()
+
+
+def test_room_is_what_is_free_and_what_an_earlier_run_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def room(n_bytes: int) -> None:
+        monkeypatch.setattr("convert.synth.shutil.disk_usage", lambda _: SimpleNamespace(free=n_bytes))
+
+    room(1 << 40)
+    whole = synthesize(TINY, tmp_path / "a", "q8_0", num_layers=8, layout="stacked").stat().st_size
+    (tmp_path / "b").mkdir()
+    room(whole // 2)
+    with pytest.raises(DiskFullError, match="--layers 8 needs at least"):
+        synthesize(TINY, tmp_path / "b", "q8_0", num_layers=8, layout="stacked")
+    (tmp_path / "b" / "x.partial").write_bytes(bytes(whole // 2))
+    _check_room(TINY, 8, "q8_0", tmp_path / "b")
+
+
+def test_the_help_names_all_types_that_can_be_made_and_no_other(tmp_path: Path) -> None:
+    option = next(each for each in command.params if each.name == "quant")
+    plain, mixed = re.split(r"llama.cpp's mixes:", option.help or "")  # type: ignore[attr-defined]
+    told = [set(re.findall(r"\b(?:bf16|mxfp4_moe|mxfp4|f\d+|q\d\w+)\b", part)) for part in (plain, mixed)]
+    made: tuple[set[str], set[str]] = (set(), set())
+    for name in dict.fromkeys([*(target.name.lower() for target in TARGETS), *MIXES]):
+        try:
+            synthesize(TINY, tmp_path / name, name)
+        except UnsupportedQuantType:
+            continue
+        made[name in MIXES].add(name)
+    assert told == list(made)
 
 
 def test_types_without_random_blocks_are_refused(tmp_path: Path) -> None:

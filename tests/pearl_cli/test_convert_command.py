@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -13,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from convert.recipe import parse_recipe
 from models.gguf import GGUFModel
+from pearl_cli.commands.convert import command
 from pearl_cli.main import run
 from tests.convert.checkpoints import sparse_folder, weights, write_folder, write_safetensors
 from tests.peak_memory import peak_rss_bytes
@@ -82,6 +85,17 @@ def test_bad_input_is_one_line_and_exit_2(
     assert says in err
     assert len(err.splitlines()) == 1
     assert not (folder.parent / "out").exists()
+
+
+def test_the_help_calls_a_type_what_it_is() -> None:
+    """q2_k and q6_k are mixes, as they are in llama.cpp."""
+    option = next(each for each in command.params if each.name == "quant")
+    plain, mixed = (option.help or "").split("llama.cpp's mixes")  # type: ignore[attr-defined]
+    types, mixes = (re.findall(r"\b(?:b?f\d+|q\d_\w+)\b", part) for part in (plain, mixed))
+    assert len(types) == 6
+    assert {parse_recipe(name, None).mix for name in types} == {None}
+    assert len(mixes) == 5
+    assert all(parse_recipe(name, None).mix is not None for name in mixes)
 
 
 @pytest.mark.parametrize("flags", [["--pre", "zzz"], ["--no-vocab"], ["--allow-unmapped"], ["--consume"]])

@@ -39,8 +39,8 @@ def read_logits(path: Path, shape: tuple[int, int]) -> np.ndarray:
         logits: np.ndarray = np.lib.format.open_memmap(path, mode="r")
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise FileError(f"{path}: not a .npy file of pearl eval --logits") from error
+    except Exception as error:  # what numpy raises for a damaged header is not told by it
+        raise FileError(f"{path}: not a .npy file of pearl eval --logits, or a damaged one") from error
     if logits.dtype != np.float32 or logits.shape != shape:
         raise FileError(
             f"{path}: it holds {logits.dtype} {list(logits.shape)}, this text gives float32 {list(shape)}: "

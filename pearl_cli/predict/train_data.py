@@ -4,17 +4,18 @@ turn. Numpy only.
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from models.errors import FileError, UsageError
+from pearl_cli.npz_file import read_npz
 from pearl_cli.predict.reuse_history import ReuseHistory
 from pearl_cli.trace import RouteTrace, read_trace
 
 _HELD_OUT_SHARE = 0.1
+_INDEX = ("turn", "step", "token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,7 @@ class RecordedTokens:
 def load_recorded(trace_path: Path, hidden_path: Path) -> RecordedTokens:
     """Read both files of `pearl trace`. Raises FileError where one is damaged or they do not belong together."""
     trace = read_trace(trace_path)
-    try:
-        with np.load(hidden_path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in ("hidden", "turn", "step", "token", "layers", "fingerprint")}
-    except FileNotFoundError as error:
-        raise FileError(f"--hidden {hidden_path}: {error.strerror}") from error
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise FileError(f"--hidden {hidden_path}: not router inputs of pearl trace --hidden: {error}") from error
+    arrays = _read_hidden(hidden_path)
     hidden, layers = arrays["hidden"], [int(layer) for layer in arrays["layers"]]
     n, k = len(hidden), trace.num_experts_per_tok
     rows = trace.rows[np.lexsort(tuple(trace.rows[:, i] for i in (4, 3, 2, 0)))]
@@ -72,6 +67,23 @@ def load_recorded(trace_path: Path, hidden_path: Path) -> RecordedTokens:
     return RecordedTokens(
         trace, hidden, grid[..., 5], arrays["turn"], arrays["step"], arrays["token"], layers, str(arrays["fingerprint"])
     )
+
+
+def _read_hidden(path: Path) -> dict[str, np.ndarray]:
+    try:
+        arrays = read_npz(path, [*_INDEX, "hidden", "layers", "fingerprint"])
+    except OSError as error:
+        raise FileError(f"--hidden {path}: {error.strerror}") from error
+    except ValueError:
+        raise FileError(
+            f"--hidden {path}: damaged, or no router inputs of pearl trace --hidden; record trace and inputs anew"
+        ) from None
+    shape = arrays["hidden"].shape
+    columns = all(arrays[name].shape == shape[:1] and arrays[name].dtype.kind == "i" for name in _INDEX)
+    layers = arrays["layers"]
+    if len(shape) != 3 or not columns or layers.shape != shape[1:2] or layers.dtype.kind != "i":
+        raise FileError(f"--hidden {path}: not arrays as pearl trace writes them; record trace and inputs anew")
+    return arrays
 
 
 def split_by_turn(recorded: RecordedTokens) -> tuple[RecordedTokens, RecordedTokens]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from models.gguf_split import name_of_whole
+from pearl_cli.npz_file import read_npz
 from pearl_cli.residency.layer_state import LayerState
 
 _FADE = 0.5  # weight of earlier sessions against the one that ends
@@ -33,10 +33,9 @@ def profile_places(model_path: Path, model_bytes: int, cache: Path | None, besid
 def load_profile(path: Path, model_bytes: int, shape: tuple[int, int]) -> np.ndarray | None:
     """Use counts float64 [L, E], or None when there are none of this model and shape; a damaged file counts as none."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            counts = np.asarray(stored["use_count"], np.float64)
-            of_model = int(stored["model_bytes"]) == model_bytes
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile):
+        stored = read_npz(path, ["use_count", "model_bytes"])
+        counts, of_model = stored["use_count"].astype(np.float64), int(stored["model_bytes"]) == model_bytes
+    except (OSError, ValueError, TypeError):
         return None
     if not of_model or counts.shape != shape or not np.isfinite(counts).all() or (counts < 0).any():
         return None

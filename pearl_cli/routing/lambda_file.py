@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from models.gguf_split import name_of_whole
 from pearl_cli.result_file import result_file
 from pearl_cli.routing.settings import RoutingSettings
 
+_NUMBERS = ("residency", "lambda")
 _SAME = ("routing", "top_j", "inserts", "steer", "evict", "price")
 
 
@@ -79,9 +81,15 @@ def _entries(path: Path, fingerprint: str) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = content["entries"]
         if content["fingerprint"] != fingerprint:
             return []
-        missing = [name for entry in entries for name in (*_SAME, "residency", "lambda", "text") if name not in entry]
+        missing = [name for entry in entries for name in (*_SAME, *_NUMBERS, "text") if name not in entry]
+        if not missing and not all(_counts(entry[name]) for entry in entries for name in _NUMBERS):
+            raise ValueError("a factor or a residency is no number from 0 up")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FileError(f"{path}: not a file of pearl eval --lambda auto ({error}); remove it") from error
     if missing:
         raise FileError(f"{path}: an entry without {missing[0]}; remove the file and find factors anew with pearl eval")
     return entries
+
+
+def _counts(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value < math.inf

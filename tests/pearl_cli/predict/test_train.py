@@ -122,7 +122,7 @@ def test_files_that_do_not_belong_together(tmp_path: Path, files: tuple[Path, Pa
     with pytest.raises(FileError, match="does not belong to"):
         load_recorded(*files)
     (tmp_path / "bad.npz").write_bytes(b"hello")
-    with pytest.raises(FileError, match="not router inputs"):
+    with pytest.raises(FileError, match="no router inputs"):
         load_recorded(files[0], tmp_path / "bad.npz")
 
 

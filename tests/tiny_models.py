@@ -159,7 +159,8 @@ TENSORS = {**tiny_others.TENSORS, **tiny_softmax.TENSORS}
 
 def architecture_of(family: str) -> str:
     """A family is named after its architecture; what sets it apart from others of that stands behind an underscore."""
-    return family if family in ARCHITECTURES else family.rpartition("_")[0]
+    start = family.rpartition("_")[0]
+    return start if start in ARCHITECTURES else family
 
 
 def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:

@@ -49,6 +49,25 @@ OLMOE = (
     "{% endif %}\n"
     "{% if loop.last and add_generation_prompt %}\n{{ '<|assistant|>' }}\n{% endif %}\n{% endfor %}"
 )
+ERNIE = """{%- if not add_generation_prompt is defined -%}
+    {%- set add_generation_prompt = true -%}
+{%- endif -%}
+{%- if not cls_token is defined -%}
+    {%- set cls_token = "<|begin_of_sentence|>" -%}
+{%- endif -%}
+{{- cls_token -}}
+{%- for message in messages -%}
+    {%- if message["role"] == "user" -%}
+        {{- "User: " + message["content"] + "\n" -}}
+    {%- elif message["role"] == "assistant" -%}
+        {{- "Assistant: " + message["content"] + "<|end_of_sentence|>" -}}
+    {%- else -%}
+        {{- message["content"] + "\n" -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- "Assistant: " -}}
+{%- endif -%}"""
 NAMESPACED = """{%- set ns = namespace(system='', n=0) %}
 {%- macro show(m) -%}[{{ m.role|upper }}: {{ m.content }}]{%- endmacro %}
 {%- for m in messages if m.role != 'tool' %}
@@ -86,7 +105,7 @@ def hf_tokenizer() -> Any:
 
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 @pytest.mark.parametrize("with_system", [True, False])
-@pytest.mark.parametrize("source", [CHATML, MISTRAL, LLAMA3, OLMOE, NAMESPACED])
+@pytest.mark.parametrize("source", [CHATML, MISTRAL, LLAMA3, OLMOE, ERNIE, NAMESPACED])
 def test_renders_what_transformers_renders(
     hf_tokenizer: Any, source: str, with_system: bool, add_generation_prompt: bool
 ) -> None:

@@ -29,20 +29,25 @@ class EmaFrequency:
 
 
 class EmaNextUse:
-    """Expected next use of a memoryless expert: one over its frequency."""
+    """Expected next use of a memoryless expert: one over its frequency, that taken as at least _SMALLEST."""
 
     name = "ema"
 
     def __init__(self, num_layers: int, num_experts: int, num_experts_per_tok: int) -> None:
+        # Imported here: numba takes half a second to load, and replays that evict otherwise do not come here.
+        from kernels.cpu.ema import next_uses
+
         self._shape = (num_layers, num_experts, num_experts_per_tok)
         self._ema = EmaFrequency(*self._shape)
+        self._next_uses = next_uses
+        next_uses(np.ones(1), np.zeros((1, 1), np.int32), DECAY, _SMALLEST)  # compiled now, not in the first token
 
     def begin(self, token_ids: np.ndarray, start: int, phase: str) -> None:
         pass
 
     def expected(self, layer: int, x: np.ndarray, topk_ids: np.ndarray) -> np.ndarray:
-        rows = np.stack([self._ema.record(layer, ids).copy() for ids in topk_ids])
-        result: np.ndarray = 1.0 / np.maximum(rows, _SMALLEST)
+        frequency, ids = self._ema.frequency[layer], topk_ids.astype(np.int32, copy=False)
+        result: np.ndarray = self._next_uses(frequency, ids, DECAY, _SMALLEST)
         return result
 
     def fresh(self) -> EmaNextUse:

@@ -16,7 +16,6 @@ from pearl_cli.residency.arena import SlotArena, Slots
 from pearl_cli.residency.auto.auto_forecasts import AutoForecasts
 from pearl_cli.residency.auto.choices import ForecastChoices
 from pearl_cli.residency.auto.plan import AutoPlan
-from pearl_cli.residency.cache_model import LayerCache
 from pearl_cli.residency.controller import ResidencyController
 from pearl_cli.residency.eviction import EvictionPolicy
 from pearl_cli.residency.layer_state import LayerState
@@ -131,12 +130,16 @@ def layer_states(
     policy: EvictionPolicy,
 ) -> list[LayerState | None]:
     """Where nothing is resident yet; None for a layer without experts."""
+    # Imported here: numba takes half a second to load, and `pearl info` reads places only.
+    from pearl_cli.residency.compiled_cache import CompiledLayerCache, compile_events
+
+    compile_events()
     layers: list[LayerState | None] = []
     for layer, triples in enumerate(places.places):
         if not triples:
             layers.append(None)
             continue
-        cache = LayerCache(layer, len(triples), plan.capacities[layer], policy)
+        cache = CompiledLayerCache(layer, len(triples), plan.capacities[layer], policy)
         state = LayerState(layer, triples, plan.class_of_layer[layer], cache, shape)
         router = routers[layer]
         if router is not None:

@@ -1,7 +1,7 @@
 """Which experts of one layer the budget keeps, as a pure function of the routing: the rules that engine and simulator
 share.
 
-Holds no bytes and knows no slots, so the copy engine's timing can never reach it.
+Holds no bytes, and nothing of slots is kept here, so the copy engine's timing can never reach it.
 Rules: a token's top-k of one layer is ONE event; members are recorded with one clock, all are admitted, then the layer
 evicts down to its capacity, old residents first, members of the event only where the event alone exceeds the capacity.
 """
@@ -55,6 +55,13 @@ class LayerCache:
             victims = np.concatenate([victims, choose_victims(keys, members, excess - victims.size)])
         resident[victims] = False
         return victims
+
+    def strangers(self, slot_of: np.ndarray, expert_ids: np.ndarray) -> np.ndarray:
+        """Experts, ascending, that hold a slot (slot_of [E] not negative) and are not kept, less those of expert_ids.
+        """
+        held = (slot_of >= 0) > self.resident
+        held[expert_ids] = False
+        return np.flatnonzero(held)
 
     def insert(
         self, expert_ids: np.ndarray, forecast: np.ndarray | None = None, as_recent: bool = True

@@ -230,9 +230,9 @@ class ResidencyController(CallWork):
         self._slots.settle(self.queue.take(block=False))
         groups = group_by_expert(routing.topk_ids)
         call = GateCall(layer, routing, groups, state.cache.resident)
-        slots = state.slot_of[groups.expert_ids]
-        missing = groups.expert_ids[slots < 0].tolist()
-        self.demand.hits[layer] += slots.size - len(missing)
+        slots = state.slot_of[groups.expert_ids].tolist()
+        missing = [expert for expert, slot in zip(call.group_of, slots, strict=True) if slot < 0]
+        self.demand.hits[layer] += len(slots) - len(missing)
         self.demand.misses[layer] += len(missing)
         at_once = self._known_to_stay(state, routing)
         if missing and at_once:
@@ -244,7 +244,7 @@ class ResidencyController(CallWork):
             state.note_whole()
         else:
             self._slots.drop_unwanted(state, call)
-        call.ready = np.flatnonzero(slots >= 0).tolist()
+        call.ready = [group for group, slot in enumerate(slots) if slot >= 0]
         if missing and not at_once:
             self._demand_missing(state, call, missing)
         elif call.todo:

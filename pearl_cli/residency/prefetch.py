@@ -108,8 +108,11 @@ class Prefetcher:
 
     def _wanted(self, state: LayerState, scores: np.ndarray) -> list[int]:
         """The likeliest experts that are worth a fetch and neither here nor on their way."""
+        threshold = self.governor.threshold
+        if scores.max() < threshold:
+            return []
         likeliest = np.argsort(-scores, kind="stable")[: self._depth]
-        worth = likeliest[scores[likeliest] >= self.governor.threshold].tolist()
+        worth = likeliest[scores[likeliest] >= threshold].tolist()
         return [expert for expert in worth if state.slot_of[expert] < 0 and expert not in state.loads]
 
     def _loads_for(self, state: LayerState, wanted: list[int]) -> list[Load]:

@@ -88,12 +88,9 @@ class SlotKeeper:
         """Free the slots of experts that the budget no longer keeps and this call does not use; drop forecasts that
         were wrong.
         """
-        unwanted = (state.slot_of >= 0) > call.keeps
-        if unwanted.any():
-            for expert in np.flatnonzero(unwanted).tolist():
-                if expert not in call.group_of:
-                    self._forget_guest(state, expert, useful=False)
-                    state.vacate(expert, self.arena)
+        for expert in state.cache.strangers(state.slot_of, call.groups.expert_ids).tolist():
+            self._forget_guest(state, expert, useful=False)
+            state.vacate(expert, self.arena)
         unused = [load for expert, load in state.loads.items() if expert not in call.group_of]
         for load in unused:
             if not call.keeps[load.expert]:

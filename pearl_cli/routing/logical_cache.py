@@ -38,6 +38,9 @@ class LogicalCache:
         """capacities: experts a layer, None for one without experts. make_policy: a fresh policy, for the start and
         every reset. steering: for recency, refresh and smoothing.
         """
+        # Imported here: numba takes half a second to load, and this module is read for its names too.
+        from pearl_cli.residency.compiled_cache import CompiledLayerCache
+
         self.needs_inputs = next_use is not None
         self.ranges = RunningRange(len(capacities), steering.smoothing)
         self._make_policy = make_policy
@@ -47,7 +50,7 @@ class LogicalCache:
         policy = make_policy()
         self.evict = policy.name
         self.layers: list[LayerCache | None] = [
-            LayerCache(layer, num_experts, capacity, policy) if capacity is not None else None
+            CompiledLayerCache(layer, num_experts, capacity, policy) if capacity is not None else None
             for layer, capacity in enumerate(capacities)
         ]
         shape = (len(capacities), num_experts)

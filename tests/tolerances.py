@@ -41,6 +41,10 @@ about four units in the last place.
 ATTENTION_RELATIVE = 4e-6
 """Online softmax in float32 against float64: exp within 2 units in the last place, sums over hundreds of positions."""
 
+ATTENTION_Q8_0_RELATIVE = 1e-4
+"""The same over q8_0 keys and values, with queries and weights as whole numbers of 16 bits: a hundredth of what q8_0
+has rounded off keys and values."""
+
 TILE_RELATIVE = 5e-6
 """float32 sums of exact block products, some hundred terms, against float64 on the same quantised activations."""
 

@@ -25,6 +25,7 @@ from kernels.cpu.attention_rows import (
     values_address,
 )
 from kernels.cpu.attention_values import BLOCK
+from kernels.cpu.float_math import LOG2_E
 from kernels.cpu.kv_quant import stored_width, unit_of
 from kernels.cpu.native_call import call_native
 from kernels.cpu.recycled import FLOATS, new_rows
@@ -59,7 +60,8 @@ def group_sizes(ratio: int, n_tokens: int) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """What all calls over one layer with one or with many tokens share: `heads` of _HEADS, inner loops (size and
-    addresses of pack, scores, softmax, values; a row a group size), the scale in a cell, keys and values as uint8."""
+    addresses of pack, scores, softmax, values; a row a group size), in a cell the scale times LOG2_E, since softmax
+    takes powers of two, keys and values as uint8."""
 
     heads: np.ndarray
     loops: np.ndarray
@@ -90,7 +92,8 @@ class _Plan:
         units = head_dim // k_unit, value_dim // v_unit
         heads = np.array([(*units, packed_row_bytes(head_dim), num_heads, ratio, head_dim, value_dim)], _HEADS)
         views = cache.k.view(np.uint8), cache.v.view(np.uint8)
-        return cls(heads, np.array(loops, np.int64), np.full(1, scale, np.float32), *views, num_heads * value_dim)
+        power_scale = np.full(1, scale * LOG2_E, np.float32)
+        return cls(heads, np.array(loops, np.int64), power_scale, *views, num_heads * value_dim)
 
 
 def chunk_positions(n_positions: int) -> int:
@@ -106,11 +109,11 @@ def _earliest(position, window):
 
 @njit(nogil=True, cache=True)
 def _start_rows(call, g, rows, sinks, out, states):
-    """Empty running results; a sink is a weight of e^sink that has no value."""
+    """Empty running results; a sink is a weight of e^sink (2 to the power of it times LOG2_E) that has no value."""
     for m in range(rows[0], rows[1]):
         t, h = m // call.ratio, g * call.ratio + m % call.ratio
         out[t, h * call.value_dim : (h + 1) * call.value_dim] = 0.0
-        states[t, h, 0] = sinks[h] if sinks.shape[0] else -np.inf
+        states[t, h, 0] = sinks[h] * LOG2_E if sinks.shape[0] else -np.inf
         states[t, h, 1] = 1.0 if sinks.shape[0] else 0.0
 
 
@@ -226,7 +229,7 @@ def _merge(parts, states, out):
         row = out[h]
         row[:] = 0.0
         for c in range(n_chunks):
-            factor = math.exp(states[c, h, 0] - largest)
+            factor = 2.0 ** (states[c, h, 0] - largest)
             total += factor * states[c, h, 1]
             weight, part = np.float32(factor), parts[c, h]
             for i in range(width):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu import attention_q8_0
+from kernels.cpu import attention_q8_0_scores, attention_q8_0_values
 from kernels.cpu.attention_softmax import emit_softmax_step
 from kernels.cpu.attention_values import BLOCK, ask_ahead, emit_weighted_values, guarded_loop, row_addresses
 from kernels.cpu.features import TARGET
@@ -90,25 +90,33 @@ def _horizontal_sums(e: Emitter, values: list[Any]) -> list[Any]:
     """The sum over the lanes of each vector of `values`, in their order, packed into vectors of at most as many lanes;
     there are a power of two of them.
 
-    Halves fold onto each other as in `Emitter.reduce`, two vectors at a time, which keep half of their lanes where they
-    are: one shuffle and one blend. Worked example, 4 lanes: [a0 a1 a2 a3], [b0 b1 b2 b3] -> [a0 a1 b2 b3] + [a2 a3 b0
-    b1]; beside the same of c, d -> [ac ..] with one lane a vector, in the order of `values` since vector i meets
-    vector i + n / 2.
+    Two vectors become one that holds halves of both, until one is left. Worked example, 4 lanes: [a0 a1 a2 a3], [b0 b1
+    b2 b3] -> [a0 b0 a1 b1] + [a2 b2 a3 b3]; beside the same of c, d -> [a02 b02 c02 d02] + [a13 b13 c13 d13]. The first
+    steps, of most vectors, stay within 128 bits: shuffles across those compete with multiply-adds, others do not.
     """
     lanes = values[0].type.count
     if len(values) > lanes:
         return [s for n in range(0, len(values), lanes) for s in _horizontal_sums(e, values[n : n + lanes])]
-    n_values, half = len(values), lanes // 2
-    while half:
-        n = len(values) // 2
-        pairs = zip(values[:n], values[n:], strict=True) if n else [(values[0], values[0])]
-        kept = [i + (lanes if i & half else 0) for i in range(lanes)]
-        moved = [(i ^ half) + (lanes if i & half else 0) for i in range(lanes)]
-        values = [e.b.fadd(e.shuffle(x, kept, y), e.shuffle(x, moved, y)) for x, y in pairs]
-        half //= 2
-    if n_values == lanes:
-        return values
-    return [e.shuffle(values[0], range(0, lanes, lanes // n_values))]
+    n_values = len(values)
+    for low, high in _folds(lanes):
+        pairs = list(zip(values[::2], values[1::2], strict=True)) if len(values) > 1 else [(values[0], values[0])]
+        values = [e.b.fadd(e.shuffle(x, low, y), e.shuffle(x, high, y)) for x, y in pairs]
+    return [e.shuffle(values[0], range(n_values))] if n_values < lanes else values
+
+
+def _folds(lanes: int) -> list[tuple[list[int], list[int]]]:
+    """What each step of _horizontal_sums adds up: lanes of two vectors, those of the second `lanes` higher."""
+    quads, second = range(0, lanes, 4), (0, lanes)
+    within = [
+        [q + i + s for q in quads for i in (0, 1) for s in second],
+        [q + i + s for q in quads for s in second for i in (0, 1)],
+    ]
+    folds = [(low, [lane + 2 for lane in low]) for low in within]
+    across = {8: [((0,), 4)], 16: [((0, 4), 8), ((0, 8), 4)]}[lanes]  # first lanes of quads, and how far their partners
+    for kept, distance in across:
+        low = [s + q + i for s in second for q in kept for i in range(4)]
+        folds.append((low, [lane + distance for lane in low]))
+    return folds
 
 
 def packed_row_bytes(head_dim: int) -> int:
@@ -118,14 +126,14 @@ def packed_row_bytes(head_dim: int) -> int:
 
 def pack_address(rows: int, unit: int, dtype: str) -> int:
     if dtype == "q8_0" and TARGET.isa == "avx512vnni":
-        return address_of(f"attention_digits_{rows}", 3, lambda e, *a: attention_q8_0.emit_pack(e, a, rows))
+        return address_of(f"attention_digits_{rows}", 3, lambda e, *a: attention_q8_0_scores.emit_pack(e, a, rows))
     return address_of(f"attention_pack_{unit}_{rows}", 3, lambda e, *a: emit_pack(e, a, rows, unit))
 
 
 def scores_address(rows: int, unit: int, dtype: str) -> int:
     name = f"attention_scores_{dtype}_{unit}_{rows}"
     if dtype == "q8_0" and TARGET.isa == "avx512vnni":
-        return address_of(name, 7, lambda e, *a: attention_q8_0.emit_scores(e, a, rows, BLOCK))
+        return address_of(name, 7, lambda e, *a: attention_q8_0_scores.emit_scores(e, a, rows, BLOCK))
     return address_of(name, 7, lambda e, *a: emit_scores(e, a, rows, unit, dtype))
 
 
@@ -135,4 +143,6 @@ def softmax_address(rows: int) -> int:
 
 def values_address(rows: int, unit: int, dtype: str) -> int:
     name = f"attention_values_{dtype}_{unit}_{rows}"
+    if dtype == "q8_0" and TARGET.isa == "avx512vnni":
+        return address_of(name, 7, lambda e, *a: attention_q8_0_values.emit_weighted_values(e, a, rows, BLOCK))
     return address_of(name, 7, lambda e, *a: emit_weighted_values(e, a, rows, unit, dtype))

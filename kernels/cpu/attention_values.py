@@ -1,7 +1,8 @@
 """The weighted sum of values of attention over one block of cache positions, as vector IR.
 
 Every number of query rows sums positions in order, one after the other. Weights of q8_0 values take the blocks' scales
-first, so that the values themselves need no multiplication.
+first, so that the values themselves need no multiplication; with AVX512-VNNI they go another way
+(attention_q8_0_values).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from kernels.cpu import parallel
 from kernels.cpu.attention import CHUNK, attention
 from kernels.cpu.kv_quant import new_kv_layer
 from kernels.reference.attention import attention_ref, kv_write_ref
-from tests.tolerances import ATTENTION_RELATIVE
+from tests.tolerances import ATTENTION_Q8_0_RELATIVE, ATTENTION_RELATIVE
 
 
 def filled_cache(
@@ -30,11 +30,15 @@ def queries(n_tokens: int, width: int) -> np.ndarray:
     return np.random.default_rng(width).standard_normal((n_tokens, width)).astype(np.float32)
 
 
+def tolerance(cache: KVLayer) -> float:
+    return ATTENTION_Q8_0_RELATIVE if "q8_0" in (cache.k_dtype, cache.v_dtype) else ATTENTION_RELATIVE
+
+
 def check(cache: KVLayer, q: np.ndarray, start: int, num_heads: int, window: int = 0) -> np.ndarray:
     found = attention(q, cache, start, num_heads, 0.17, window)
     expected = attention_ref(q, cache, start, num_heads, 0.17, window)
     assert found.dtype == np.float32
-    assert np.abs(found - expected).max() < ATTENTION_RELATIVE * np.abs(expected).max()
+    assert np.abs(found - expected).max() < tolerance(cache) * np.abs(expected).max()
     return found
 
 
@@ -57,6 +61,22 @@ def test_keys_and_values_of_two_types(k_dtype: str, v_dtype: str, ratio: int, na
     for n_tokens, start in ((1, 300), (7, 70)):
         cache = filled_cache(2, start + n_tokens, 64, 96, k_dtype, v_dtype)
         check(cache, queries(n_tokens, 2 * ratio * 64), start, 2 * ratio)
+
+
+@pytest.mark.parametrize(("magnitude", "length"), [(1.0, 700), (0.01, 700), (12.0, 700), (1.0, 40)])
+def test_q8_0_adds_little_to_what_it_has_rounded(magnitude: float, length: int) -> None:
+    """Attention over a q8_0 cache differs from that over the same keys and values unrounded; whole-number queries and
+    weights add at most a fiftieth to that."""
+    rng = np.random.default_rng(7)
+    caches = [new_kv_layer(1, length, 128, 128, dtype, dtype) for dtype in ("q8_0", "f32")]
+    for stored in zip(*((cache.k, cache.v) for cache in caches), strict=True):
+        rows = rng.standard_normal((length, 128)).astype(np.float32)
+        for one in stored:
+            kv_write_ref(one, rows, 0)
+    q = magnitude * queries(1, 8 * 128)
+    rounded, exact = (attention_ref(q, cache, length - 1, 8, 0.088) for cache in caches)
+    added, by_cache = attention(q, caches[0], length - 1, 8, 0.088) - rounded, rounded - exact
+    assert np.sqrt(np.mean(added**2)) < np.sqrt(np.mean(by_cache**2)) / 50
 
 
 @pytest.mark.parametrize("window", [1, 50, 64, 300])
@@ -125,7 +145,7 @@ def test_a_ring_gives_what_the_whole_cache_gives(
     found = attention(q, ring, start, 8, 0.17, window, sinks)
     np.testing.assert_array_equal(found, attention(q, whole, start, 8, 0.17, window, sinks))
     expected = attention_ref(q, ring, start, 8, 0.17, window, sinks)
-    assert np.abs(found - expected).max() < ATTENTION_RELATIVE * np.abs(expected).max()
+    assert np.abs(found - expected).max() < tolerance(ring) * np.abs(expected).max()
 
 
 def test_a_ring_without_room_for_the_window_is_refused() -> None:

@@ -133,6 +133,11 @@ def test_alignments_are_powers_of_two() -> None:
         memory.allocate(100, 48)
 
 
+def test_memory_that_is_not_there_is_refused() -> None:
+    with pytest.raises(MemoryError, match=f"{1 << 60} bytes"):
+        memory.allocate(1 << 60)
+
+
 def test_threads_are_bounded_by_the_cores_of_this_process() -> None:
     assert parallel.layer_name() in ("omp", "workqueue")
     with pytest.raises(ValueError, match=f"1 to {parallel.max_threads()}"):

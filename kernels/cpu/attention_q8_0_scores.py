@@ -1,11 +1,11 @@
-"""Attention over q8_0 keys and values, as vector IR: what attention_rows does with them, for less arithmetic.
+"""Scores of attention over one block of q8_0 keys with AVX512-VNNI, as vector IR: byte dot products instead of float32
+ones.
 
-Scores, with AVX512-VNNI alone. A query row becomes whole numbers of 24 bits, as three signed bytes ("digits") a
-component; keys are bytes as they are, so byte dot products are exact, and as near to the real score as float32 sums
-are. A tile is 16 positions, one a lane: keys are transposed four components at a time, and no sum goes across lanes.
-The instruction takes keys without sign, so 128 is added to them, and sums start at -128 * sum of the digits.
-
-Values, everywhere: weights take the blocks' scales, so that values need none.
+A query row becomes whole numbers of 16 bits, as two signed bytes ("digits") a component; keys are bytes as they are, so
+the products are exact. What is rounded is half a 32512th of a row's largest component; q8_0 itself has rounded each key
+by up to half a 127th of the largest of its block. A tile is 16 positions, one a lane: keys are transposed four
+components at a time, and no sum goes across lanes. The instruction takes keys without sign, so 128 is added to them,
+and sums start at -128 * sum of the digits.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from kernels.cpu.attention_tiles import TILE, half_scales, tiles
 from kernels.cpu.vector_ir import F32, I8, I32, I64, V8I32, V32I8, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes
 
-DIGITS = 3
-_LARGEST = 127 << 16  # three signed digits hold a little more, so that rounding stays within
+DIGITS = 2
+_LARGEST = 127 << 8  # two signed digits hold a little more, so that rounding stays within
 _BLOCK_BYTES = block_bytes(QuantType.Q8_0)
 PACKED_UNIT_BYTES = 128
-"""32 components of a packed row: digits int8 [3, 32], then where their sums start, int32 [3]."""
+"""32 components of a packed row: digits int8 [2, 32], then where their sums start, int32 [2]; a float32 row's bytes."""
 
 _V16I32, _V16F32 = vec(I32, TILE), vec(F32, TILE)
 
@@ -141,8 +141,7 @@ def _products(e: Emitter, keys: list[Any], digits: Any) -> Any:
         for n in range(DIGITS):
             word = e.splat(e.load(e.at(digits, 32 * n + 4 * c), I32, 4), TILE)
             sums[n] = e.dot(sums[n], key, b.bitcast(word, key.type), signed=False)
-    low = b.add(b.shl(sums[1], e.const(_V16I32, 8)), sums[0])
-    return e.fma(b.sitofp(sums[2], _V16F32), e.splat(e.f32(65536.0), TILE), b.sitofp(low, _V16F32))
+    return b.sitofp(b.add(b.shl(sums[1], e.const(_V16I32, 8)), sums[0]), _V16F32)
 
 
 def _interleaved(e: Emitter, vectors: list[Any]) -> list[Any]:

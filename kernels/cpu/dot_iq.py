@@ -16,12 +16,11 @@ def e8m0_half(e: Emitter, scales: Any) -> Any:
     """2^(byte - 128) as float32 for byte lanes: half of an e8m0 scale, since MXFP4_VALUES are doubled. Bytes 0 and 1
     give float32 subnormals.
 
-    Bits: the exponent field of 2^(x - 128) is x - 1; for x < 2 it is the subnormal 2^-128 = 0x00200000 shifted left
-    by x.
+    Bits: the exponent field of 2^(x - 128) is x - 1. For x = 0 and 1 the numbers are subnormal, 1 and 2 times
+    0x00200000; (x + 1) times that is the larger integer there and nowhere else.
     """
     b, kind = e.b, vec(I32, scales.type.count)
     x = b.zext(scales, kind)
-    normal = b.shl(b.sub(x, e.const(kind, 1)), e.const(kind, 23))
-    subnormal = b.shl(e.const(kind, 0x00200000), b.and_(x, e.const(kind, 1)))
-    bits = b.select(b.icmp_unsigned("<", x, e.const(kind, 2)), subnormal, normal)
-    return b.bitcast(bits, vec(F32, scales.type.count))
+    normal = b.sub(b.shl(x, e.const(kind, 23)), e.const(kind, 1 << 23))
+    subnormal = b.add(b.shl(x, e.const(kind, 21)), e.const(kind, 1 << 21))
+    return b.bitcast(e.call("llvm.smax", kind, [normal, subnormal]), vec(F32, scales.type.count))

@@ -13,7 +13,7 @@ from kernels.cpu import dot_k_staged
 from kernels.cpu.dot_iq import IQ4_VALUES
 from kernels.cpu.dot_k_staged import WIDTH, iq4_xs_header
 from kernels.cpu.halves import by_halves, dot_of_halves
-from kernels.cpu.vector_ir import F32, I8, I16, I32, PREFETCH_BYTES, Emitter, vec
+from kernels.cpu.vector_ir import F32, I8, I16, I32, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes
 
 _SIZE = block_bytes(QuantType.IQ4_XS)
@@ -50,8 +50,7 @@ def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: An
 
         def block(k: Any, carried: list[Any]) -> list[Any]:
             p, x = b.add(start, b.mul(k, e.i64(_SIZE))), b.add(x_start, b.shl(k, e.i64(8)))
-            for line in range(0, _SIZE, 64):
-                e.prefetch(e.at(p, PREFETCH_BYTES + line))
+            e.prefetch_weights(p, _SIZE)
             for half in (0, 1):
                 packed = e.load(e.at(p, 8 + 64 * half), vec(I8, 64))
                 found = b.sitofp(dot_of_halves(e, packed, e.at(x, 128 * half), _TABLE, False), _V16F32)

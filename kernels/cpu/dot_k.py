@@ -21,7 +21,7 @@ from typing import Any
 from kernels.cpu.bit_fields import shifted
 from kernels.cpu.dot_iq import IQ4_VALUES
 from kernels.cpu.dot_legacy import nibbles
-from kernels.cpu.vector_ir import F32, I8, I16, I32, PREFETCH_BYTES, V8F32, V8I32, V16I16, V32I8, Emitter, vec
+from kernels.cpu.vector_ir import F32, I8, I16, I32, V8F32, V8I32, V16I16, V32I8, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes
 
 _CHAINS = 2  # sums of a super-block: a dot product instruction takes 4 cycles
@@ -164,8 +164,7 @@ def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: An
         dx = e.load(b.add(d_base, b.shl(i, e.i64(2))), F32, 4)
         bsum = e.load(b.add(bsum_base, b.shl(i, e.i64(5))), V16I16, 2)
         start = b.add(row, step)
-        for line in range(0, size, 64):
-            e.prefetch(e.at(start, PREFETCH_BYTES + line))
+        e.prefetch_weights(start, size)
         block = unpack(e, start)
         totals, apart = [e.zero(V8I32)] * _CHAINS, e.halves_apart(block.scales)
         for g, q in enumerate(block.q):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.cpu.dot_k import iq4_xs_groups, q4_k_groups, q5_k_groups
-from kernels.cpu.vector_ir import F16, F32, I8, I16, I32, PREFETCH_BYTES, V8F32, V8I32, V16I16, V32I8, Emitter, vec
+from kernels.cpu.vector_ir import F16, F32, I8, I16, I32, V8F32, V8I32, V16I16, V32I8, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes
 
 WIDTH = 4
@@ -118,8 +118,7 @@ class _Row:
 
         def block(k: Any, carried: list[Any]) -> list[Any]:
             p, x = b.add(start, b.mul(k, e.i64(self.size))), b.add(x_start, b.shl(k, e.i64(8)))
-            for line in range(0, self.size, 64):
-                e.prefetch(e.at(p, PREFETCH_BYTES + line))
+            e.prefetch_weights(p, self.size)
             total = self._products(p, x, b.add(self.stage, b.shl(k, e.i64(4))))
             d = e.load(b.add(e.at(self.stage, _SCALES_BYTES), b.mul(k, e.i64(self.d_step))), F32, 4)
             return [e.fma(b.sitofp(total, V8F32), e.splat(d, 8), carried[0])]

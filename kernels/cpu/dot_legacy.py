@@ -20,15 +20,13 @@ from typing import Any
 from llvmlite import ir
 
 from kernels.cpu.dot_iq import IQ4_VALUES, MXFP4_VALUES, e8m0_half
-from kernels.cpu.features import host_features
-from kernels.cpu.halves import by_halves, dot_of_halves, groups_together
-from kernels.cpu.vector_ir import F16, F32, I1, I8, I32, PREFETCH_BYTES, V32I8, Emitter, vec
+from kernels.cpu.halves import by_halves, dot_of_halves, groups_together, starts
+from kernels.cpu.vector_ir import F16, F32, I1, I8, I32, V32I8, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes
 
 _STEP = 8  # blocks of one step of the row dot
 _CHAINS = 4  # sums of products, since one fused multiply-add takes 4 cycles
 _WINDOW_BYTES = 64
-_HAS_VBMI = host_features().get("avx512vbmi", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +173,7 @@ def _packed(e: Emitter, start: Any, at: int, stride: int, blocks: range) -> Any:
 
     With 512-bit vectors they are picked out of two windows, with one instruction: words everywhere, bytes with VBMI.
     """
-    if e.isa != "avx512vnni" or (stride % 2 and not _HAS_VBMI):
+    if e.isa != "avx512vnni" or (stride % 2 and not e.permutes_bytes):
         return e.joined([e.load(e.at(start, stride * k + at), vec(I8, 16)) for k in blocks])
     low = 0 if blocks[0] == 0 else _WINDOW_BYTES
     windows = low, min(low + _WINDOW_BYTES, _STEP * stride - _WINDOW_BYTES)
@@ -187,18 +185,24 @@ def _packed(e: Emitter, start: Any, at: int, stride: int, blocks: range) -> Any:
 
 
 def arranged(e: Emitter, quant_type: QuantType, n_cols: Any, record: Any) -> Any:
-    """What `row_dot` takes for `record`: (record, address of its int8 by halves, or None)."""
-    return record, None if LAYOUTS[quant_type].nibbles_at is None else by_halves(e, n_cols, record)
+    """What `row_dot` takes for `record`: (record, addresses of its int8 by halves and of where sums of products start,
+    or None)."""
+    layout = _layout_of_dot(e, quant_type)
+    if layout.nibbles_at is None:
+        return record, None, None
+    bias = e.b.add(record, e.b.add(n_cols, e.b.lshr(n_cols, e.i64(2))))
+    start = starts(e, n_cols, bias, layout.offset) if layout.offset else None
+    return record, by_halves(e, n_cols, record), start
 
 
-def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: Any) -> Any:
+def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: Any, whole: bool) -> Any:
     """Float32 dot of the row at address `row` with one q8_32 record, `arranged`: 8 blocks a step, then the rest one by
-    one.
+    one. `whole` says that there is no rest.
 
     sum of d * dx * (codes . q)  +  sum of m * s, or  -  offset * sum of d * s, where s = dx * sum of q.
     """
     b, layout, size = e.b, _layout_of_dot(e, quant_type), block_bytes(quant_type)
-    record, halves = record
+    record, halves, start_base = record
     d_base = b.add(record, n_cols)
     s_base = b.add(d_base, b.lshr(n_cols, e.i64(3)))
     n_blocks = b.lshr(n_cols, e.i64(5))
@@ -212,8 +216,7 @@ def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: An
             x_base, at = b.add(record, b.shl(first, e.i64(5))), b.shl(first, e.i64(2))
             dx, s = (e.load(b.add(base, at), vec(F32, width), 4) for base in (d_base, s_base))
             start = b.add(row, b.mul(first, e.i64(size)))
-            for line in range(0, width * size, 64):
-                e.prefetch(e.at(start, PREFETCH_BYTES + line))
+            e.prefetch_weights(start, width * size)
             d = _scales(e, layout, start, layout.d_at, size, width)
             scale = b.fmul(d, dx)
             is_wide = halves is not None and width == _STEP
@@ -223,14 +226,15 @@ def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: An
                 if is_wide:
                     packed = _packed(e, start, layout.nibbles_at or 0, size, blocks)
                     at = e.at(b.add(halves, b.shl(first, e.i64(5))), 32 * j)
-                    found = dot_of_halves(e, packed, at, layout.table, layout.signed)
+                    begin = None if start_base is None else e.at(b.add(start_base, b.shl(first, e.i64(4))), 16 * j)
+                    found = dot_of_halves(e, packed, at, layout.table, layout.signed, begin)
                 else:
                     found = _products(e, layout, [e.at(start, size * k) for k in blocks], e.at(x_base, 32 * j))
                 factor = e.shuffle(scale, [j + k * count // found.type.count for k in range(found.type.count)])
                 found = e.widened(b.sitofp(found, factor.type), lanes)
                 chain = j // count % _CHAINS
                 sums[chain] = e.fma(found, e.widened(factor, lanes), sums[chain])
-            if layout.offset or layout.m_at is not None:
+            if (layout.offset and not (is_wide and start_base is not None)) or layout.m_at is not None:
                 factor = d if layout.m_at is None else _scales(e, layout, start, layout.m_at, size, width)
                 sums[-1] = e.fma(e.widened(factor, 8), e.widened(s, 8), sums[-1])
             return sums
@@ -239,8 +243,11 @@ def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: An
 
     sums = [*[e.zero(vec(F32, lanes))] * _CHAINS, e.zero(vec(F32, 8))]
     n_wide = b.lshr(n_blocks, e.i64(3))
-    sums = e.loop_or_skip(n_wide, sums, steps(_STEP))
-    *chains, low = e.loop_or_skip(n_blocks, sums, steps(1), first=b.shl(n_wide, e.i64(3)))
+    if whole:
+        *chains, low = e.loop(n_wide, sums, steps(_STEP))
+    else:
+        sums = e.loop_or_skip(n_wide, sums, steps(_STEP))
+        *chains, low = e.loop_or_skip(n_blocks, sums, steps(1), first=b.shl(n_wide, e.i64(3)))
     factor = e.splat(e.f32(-float(layout.offset) if layout.offset else 1.0), 8)
     total = b.fadd(b.fadd(chains[0], chains[1]), b.fadd(chains[2], chains[3]))
     while total.type.count > 8:

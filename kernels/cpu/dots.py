@@ -39,12 +39,22 @@ def emit_rows(quant_type: QuantType) -> Emit:
     def emit(e: Emitter, w: Any, row_bytes: Any, n_rows: Any, n_cols: Any, record: Any, out: Any) -> None:
         x = family.arranged(e, quant_type, n_cols, record) if family in _ARRANGING else record
 
-        def one(i: Any, _: list[Any]) -> list[Any]:
-            value = family.row_dot(e, quant_type, e.b.add(w, e.b.mul(i, row_bytes)), n_cols, x)
-            e.store(value, e.b.add(out, e.b.shl(i, e.i64(2))), 4)
-            return []
+        def rows(**how: Any) -> None:
+            def one(i: Any, _: list[Any]) -> list[Any]:
+                value = family.row_dot(e, quant_type, e.b.add(w, e.b.mul(i, row_bytes)), n_cols, x, **how)
+                e.store(value, e.b.add(out, e.b.shl(i, e.i64(2))), 4)
+                return []
 
-        e.loop(n_rows, [], one)
+            e.loop(n_rows, [], one)
+
+        if family is not dot_legacy:
+            rows()
+            return
+        with e.b.if_else(e.b.icmp_unsigned("==", e.b.and_(n_cols, e.i64(255)), e.i64(0))) as (then, otherwise):
+            with then:
+                rows(whole=True)
+            with otherwise:
+                rows(whole=False)
 
     return emit
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from quant_blocks import random_rows
 
-from kernels.cpu import bit_fields, dot_legacy
+from kernels.cpu import bit_fields, vector_ir
 from kernels.cpu.dots import N_ROW_ARGUMENTS, emit_rows, quantize_address, rows_address
 from kernels.cpu.features import ISAS, TARGET, runnable, target
 from kernels.cpu.native import address_of
@@ -53,6 +53,6 @@ def test_dots_do_not_depend_on_gfni_and_vbmi(name: str, monkeypatch: pytest.Monk
 
     usual = dots(rows_address(quant_type))
     monkeypatch.setattr(bit_fields, "_HAS_GFNI", False)
-    monkeypatch.setattr(dot_legacy, "_HAS_VBMI", False)
+    monkeypatch.setattr(vector_ir, "_HAS_VBMI", False)
     plain = address_of(f"plain_{name}", N_ROW_ARGUMENTS, emit_rows(quant_type), TARGET)
     np.testing.assert_array_equal(dots(plain), usual)

@@ -26,7 +26,7 @@ def architecture_fields(config: HfValues, architecture: str, model_class: str) -
     Raises CheckpointError for values of a wrong type, UnsupportedError for what pearl does not compute.
     """
     if architecture == "deepseek2":
-        return _deepseek(config, model_class == "DeepseekV3ForCausalLM")
+        return _deepseek(config, model_class != "DeepseekV2ForCausalLM")
     return _FIELDS[architecture](config)
 
 
@@ -248,9 +248,21 @@ def _deepseek(config: HfValues, is_v3: bool) -> Fields:
 def _shared(config: HfValues) -> Fields:
     return {
         "shared_experts": config.optional_integer("n_shared_experts") or 0,
-        "leading_dense": config.integer("first_k_dense_replace", default=0),
+        "leading_dense": _leading_dense(config),
         "router_scale": config.real("routed_scaling_factor", default=1.0),
     }
+
+
+def _leading_dense(config: HfValues) -> int:
+    """First layers without experts: their number, or the kinds of all layers."""
+    kinds = config.values.get("mlp_layer_types")
+    if kinds is None:
+        return config.integer("first_k_dense_replace", default=0)
+    n_layers = config.integer("num_hidden_layers")
+    first = kinds.index("sparse") if isinstance(kinds, list) and "sparse" in kinds else n_layers
+    if kinds != ["dense"] * first + ["sparse"] * (n_layers - first):
+        raise UnsupportedError(f"{config.path}: mlp_layer_types is not {n_layers} layers, first dense and then sparse")
+    return first
 
 
 def _norm(config: HfValues, default: bool) -> bool:

@@ -156,6 +156,16 @@ SHAPES = {
         ),
         "minimax-m2",
     ),
+    "glm-4.7-flash": Shape(
+        ModelDims(
+            architecture="deepseek2", hidden_size=2048, num_layers=47, num_heads=20, num_kv_heads=1, head_dim=576,
+            intermediate_size=10240, moe_intermediate_size=1536, num_experts=64, num_experts_per_tok=4,
+            vocab_size=154880, context_length=202752, rope_theta=1e6, rms_norm_eps=1e-5, norm_topk_prob=True,
+            shared_experts=1, leading_dense=1, router_scale=1.8, gating=SIGMOID,
+            latent=LatentDims(q_lora_rank=768, kv_lora_rank=512, nope_dim=192, rope_dim=64, value_dim=256),
+        ),
+        "glm4",
+    ),
     "glm-4.5-air": Shape(
         ModelDims(
             architecture="glm4moe", hidden_size=4096, num_layers=46, num_heads=96, num_kv_heads=8, head_dim=128,

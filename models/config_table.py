@@ -28,6 +28,7 @@ _DEEPSEEK2 = (
     | {
         "leading_dense": Key("leading_dense_block_count", int, 0, "experts in every layer"),
         "shared_experts": Key("expert_shared_count", int, 0, "no shared expert"),
+        "unused_layers": Key("nextn_predict_layers", int, 0, "none", lambda _: False),
         "norm_topk_prob": Key("expert_weights_norm", bool, False, "DeepSeek-V2's rule"),
         "gating": Key(
             "expert_gating_func",
@@ -77,6 +78,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "attention.q_lora_rank",
             "expert_shared_count",
             "leading_dense_block_count",
+            "nextn_predict_layers",
             "rope.scaling.yarn_log_multiplier",
         ),
     ),

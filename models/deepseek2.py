@@ -1,4 +1,5 @@
-"""`deepseek2`: DeepSeek-V2 and V3 (arXiv 2405.04434, 2412.19437) and their relatives, Moonlight and Kimi among them.
+"""`deepseek2`: DeepSeek-V2 and V3 (arXiv 2405.04434, 2412.19437) and their relatives, among them Moonlight, Kimi and
+GLM-4.7-Flash.
 
 Its own: latent attention, dense first layers, a shared expert that every token passes ungated. V2 scores experts by
 softmax, V3 by sigmoid with a bias that enters the choice only; both may choose groups of experts first.

@@ -336,7 +336,7 @@ def latent_metadata(config: Any) -> dict[str, Any]:
         "expert_shared_count": config.n_shared_experts,
         "expert_weights_scale": float(config.routed_scaling_factor),
         "expert_weights_norm": config.norm_topk_prob,
-        "leading_dense_block_count": config.first_k_dense_replace,
+        "leading_dense_block_count": getattr(config, "first_k_dense_replace", None),
         "expert_group_count": config.n_group or 1,
         "expert_group_used_count": config.topk_group or 1,
     }

@@ -1,4 +1,6 @@
-"""More families of `tests.tiny_models`, whose experts are scored by sigmoid with a bias: MiniMax-M2 and dots.llm1."""
+"""More families of `tests.tiny_models`, whose experts are scored by sigmoid with a bias: MiniMax-M2, dots.llm1 and
+GLM-4.7-Flash.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,33 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
         },
     ),
+    "deepseek2_lite": (
+        transformers.Glm4MoeLiteConfig,
+        transformers.Glm4MoeLiteForCausalLM,
+        {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 40,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 24,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 32,
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "moe_intermediate_size": 32,
+            "intermediate_size": 80,
+            "routed_scaling_factor": 1.8,
+            "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+        },
+    ),
 }
+
+
+def _latent_metadata(config: Any) -> dict[str, Any]:
+    kinds = getattr(config, "mlp_layer_types", None)
+    return {} if kinds is None else {"leading_dense_block_count": kinds.count("dense")}
 
 
 def _minimax_metadata(config: Any) -> dict[str, Any]:
@@ -68,4 +96,8 @@ def _dots_metadata(config: Any) -> dict[str, Any]:
     }
 
 
-METADATA: dict[str, Callable[[Any], dict[str, Any]]] = {"minimax-m2": _minimax_metadata, "dots1": _dots_metadata}
+METADATA: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "deepseek2": _latent_metadata,
+    "dots1": _dots_metadata,
+    "minimax-m2": _minimax_metadata,
+}

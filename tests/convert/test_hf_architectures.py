@@ -184,3 +184,16 @@ def test_qwen2_with_layers_of_another_kind_is_refused(changes: dict[str, Any]) -
     values = config("qwen3moe", architectures=["Qwen2MoeForCausalLM"], shared_expert_intermediate_size=32, **changes)
     with pytest.raises(UnsupportedError, match=next(iter(changes))):
         HfConfig(Path("hf"), values).add_metadata(Metadata())
+
+
+def test_dense_layers_are_stated_by_number_or_by_kind() -> None:
+    glm = {"architectures": ["Glm4MoeLiteForCausalLM"], "first_k_dense_replace": None}
+
+    def dense(**changes: Any) -> int | None:
+        return HfConfig(Path("hf"), deepseek_config(**changes)).dims().leading_dense
+
+    assert dense(**glm, mlp_layer_types=["dense", "sparse"]) == dense() == 1
+    assert dense(**glm, mlp_layer_types=["sparse", "sparse"]) == 0
+    for kinds in (["sparse", "dense"], ["dense"], ["dense", "other"], "dense"):
+        with pytest.raises(UnsupportedError, match="mlp_layer_types is not 2 layers, first dense and then sparse"):
+            dense(**glm, mlp_layer_types=kinds)

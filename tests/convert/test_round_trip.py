@@ -80,6 +80,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "hunyuan-moe",
         {"moe_topk": [3, 3], "moe_intermediate_size": [32, 32], "num_shared_expert": [1, 1], "use_cla": False},
     ),
+    "deepseek2_lite": ("deepseek2_lite", {}),
     "minimax_m2": ("minimax-m2", {}),
     "minimax_m2_published_spelling": (
         "minimax-m2",
@@ -112,7 +113,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe_shared": ("granitemoe_shared", {"tie_word_embeddings": True}),
 }
 
-DENSE_FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+DENSE_FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "mlp_layer_types")
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -133,6 +134,7 @@ def test_folder_to_pearl_to_stock_to_pearl_keeps_the_logits(name: str, tmp_path:
     with GGUFModel.open(pearl) as a, GGUFModel.open(again) as b:
         assert {n: a.read(n).tobytes() for n in a.tensors} == {n: b.read(n).tobytes() for n in b.tensors}
     dense = next((getattr(model.config, name) for name in DENSE_FIRST if hasattr(model.config, name)), 0)
+    dense = dense if isinstance(dense, int) else dense.count("dense")
     stacks = [tensor.name for tensor in gguf.GGUFReader(stock).tensors if tensor.name.endswith("_exps.weight")]
     assert len(stacks) == 3 * (model.config.num_hidden_layers - dense)
 

@@ -95,6 +95,10 @@ CASES = {
     "deepseek2_v3_one_expert": Case("deepseek2_v3", {"num_experts_per_tok": 1, "first_k_dense_replace": 2}),
     "deepseek2_v3_all_experts": Case("deepseek2_v3", {"num_experts_per_tok": 6, "n_group": 1, "topk_group": 1}),
     "deepseek2_v3_not_normalised": Case("deepseek2_v3", {"norm_topk_prob": False}),
+    "deepseek2_lite": Case("deepseek2_lite"),
+    "deepseek2_lite_two_dense": Case(
+        "deepseek2_lite", {"mlp_layer_types": ["dense", "dense", "sparse"], "num_experts_per_tok": 1}
+    ),
     "dots1": Case("dots1"),
     "dots1_no_groups": Case(
         "dots1", {"n_routed_experts": 5, "num_experts_per_tok": 5, "n_group": 1, "topk_group": 1, "head_dim": 16}

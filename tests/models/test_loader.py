@@ -112,15 +112,18 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path, monkeypatch: pytest.
     assert "[64, 32]" in message
 
 
-def test_layers_for_predicting_several_tokens_stay_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", ["glm4moe", "deepseek2_v3"])
+def test_layers_for_predicting_several_tokens_stay_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
     """The last of three stated layers is such a one: its tensors, experts too, are neither read nor missed."""
-    hf = tiny_model("glm4moe", num_hidden_layers=2)
-    tensors = dict(tiny_models.gguf_tensors(hf, "glm4moe"))
+    hf, architecture = tiny_model(family, num_hidden_layers=2), tiny_models.architecture_of(family)
+    tensors = dict(tiny_models.gguf_tensors(hf, architecture))
     extra = {name.replace("blk.1.", "blk.2."): array for name, array in tensors.items() if name.startswith("blk.1.")}
     extra["blk.2.nextn.eh_proj.weight"] = np.zeros((64, 128), np.float32)
     monkeypatch.setattr(tiny_models, "gguf_tensors", lambda *_: (tensors | extra).items())
-    keys = {"glm4moe.block_count": 3, "glm4moe.nextn_predict_layers": 1}
-    path = write_gguf(hf, tmp_path / "m.gguf", "glm4moe", keys)
+    keys = {f"{architecture}.block_count": 3, f"{architecture}.nextn_predict_layers": 1}
+    path = write_gguf(hf, tmp_path / "m.gguf", family, keys)
     with CountingModel.open(path) as gguf:
         model = load_model(gguf, ReferenceBackend())
         store = ExpertStore(gguf, model.config)

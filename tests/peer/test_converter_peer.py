@@ -34,6 +34,7 @@ PREDICTING = ("qwen3next", "qwen35moe")  # their folders may hold a layer for pr
 CASES = (*FAMILIES, *(f"{family}+mtp" for family in PREDICTING))
 FIELDS = peer_models.FIELDS | {
     "deepseek2_v3": {"scoring_func": "sigmoid"},  # as published; transformers keeps no such field
+    "deepseek2_lite": {"first_k_dense_replace": 1, "scoring_func": "sigmoid"},
     "dots1": {"scoring_func": "sigmoid"},
     "hunyuan-moe": {  # the converter knows this alpha, this width of a head and lists for the layers only
         "hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128,

@@ -20,7 +20,7 @@ from convert.model_metadata import ModelDims
 from convert.rows import Rows
 from convert.source import Source, SourceTensor
 from convert.tensor_table import layer_shapes
-from models.errors import UnsupportedError
+from models.errors import CheckpointError, UnsupportedError
 
 _COMPARE_ROWS = 1024
 
@@ -33,6 +33,11 @@ def open_hf_folder(
     assert values is not None
     stored = find_tensors(folder)
     config = HfConfig(folder, values)
+    n_layers = config.integer("num_hidden_layers")
+    if n_layers > len(stored):  # before as many are gone through
+        raise CheckpointError(
+            f"{config.path}: num_hidden_layers is {n_layers}, and the weight files hold {len(stored)} tensors in all"
+        )
     dims = config.dims()
     metadata = Metadata()
     metadata.string("general.architecture", config.architecture)

@@ -19,12 +19,14 @@ from convert.checkpoint_folder import read_json
 from convert.gguf_metadata import Metadata
 from convert.hf_config import token_ids
 from convert.tiktoken_vocab import read_tiktoken
+from convert.tokenizer_json import check_form
 from models.errors import CheckpointError, UnsupportedTokenizer, UsageError
 from models.pre_tokenizers import PRE_TOKENIZERS, find_pre_tokenizer, name_of_splits
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _BYTE_TOKEN = re.compile(r"^<0x[0-9A-F]{2}>$")
 _SPACE = "\u2581"
+_LARGEST_ID = 2**31 - 1  # a GGUF's lists of ids are 32 bits wide
 _SPECIAL_KEYS = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask"}
 
 
@@ -48,6 +50,7 @@ def add_tokenizer(
             )
         tokenizer, pre = ranked.tokenizer, pre or ranked.pre
         settings = ranked.roles | {key: value for key, value in settings.items() if value is not None}
+    check_form(folder, tokenizer)
     model = tokenizer.get("model")
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict):
         kind = model.get("type") if isinstance(model, dict) else None
@@ -234,6 +237,8 @@ def _add_special_ids(
     stops = {found["eos"]} if "eos" in found else set()
     stops.update(token_ids(config.get("eos_token_id"), f"{folder / 'config.json'}: eos_token_id"))
     stops.update(token_ids(generation.get("eos_token_id"), f"{folder / 'generation_config.json'}: eos_token_id"))
+    if max(stops, default=0) > _LARGEST_ID:
+        raise CheckpointError(f"{folder}: eos_token_id {max(stops)} is not below vocab_size {len(tokens)}")
     if stops:
         metadata.array("tokenizer.ggml.eos_token_ids", np.array(sorted(stops), dtype=np.int32))
     for which in ("bos", "eos"):

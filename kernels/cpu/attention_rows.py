@@ -112,7 +112,8 @@ def _folds(lanes: int) -> list[tuple[list[int], list[int]]]:
         [q + i + s for q in quads for s in second for i in (0, 1)],
     ]
     folds = [(low, [lane + 2 for lane in low]) for low in within]
-    across = {8: [((0,), 4)], 16: [((0, 4), 8), ((0, 8), 4)]}[lanes]  # first lanes of quads, and how far their partners
+    # first lanes of quads, and how far away their partners are
+    across: list[tuple[tuple[int, ...], int]] = [((0, 4), 8), ((0, 8), 4)] if lanes == 16 else [((0,), 4)]
     for kept, distance in across:
         low = [s + q + i for s in second for q in kept for i in range(4)]
         folds.append((low, [lane + distance for lane in low]))

@@ -13,7 +13,6 @@ def check_options(path: Path, source: Source, options: ConvertOptions) -> None:
     """`path`: of `source`, as the user gave it. Raises UsageError."""
     if source.is_gguf:
         for flag, is_given, reason in (
-            (f"--pre {options.pre}", options.pre is not None, "whose tokenizer is taken over as it is"),
             ("--no-vocab", not options.with_vocab, "whose tokenizer is taken over as it is"),
             ("--allow-unmapped", options.allow_unmapped, "whose tensors keep their names"),
             ("--consume", options.consume, "and only weight files of a Hugging Face folder are deleted"),

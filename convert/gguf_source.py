@@ -15,7 +15,7 @@ from convert.gguf_metadata import Metadata
 from convert.rows import FileRows, OpenFile, Rows, Slice
 from convert.source import Source, SourceTensor, check_experts, expert_name
 from models.config_checks import refuse_other_kinds
-from models.errors import GGUFError
+from models.errors import GGUFError, UnsupportedTokenizer, UsageError
 from models.gguf import GGUFModel, StringArray, TensorInfo
 
 _STACKED = re.compile(r"^blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.weight$")
@@ -24,14 +24,17 @@ _DROPPED = ("split.no", "split.count", "split.tensors.count", "pearl.tensor_chec
 _SHARD_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
 
 
-def open_gguf(path: Path) -> Source:
-    """Open the model that `path` is or is a member of.
+def open_gguf(path: Path, pre: str | None = None) -> Source:
+    """Open the model that `path` is or is a member of; `pre` names its pre-tokenizer instead of what the file says.
 
-    Raises FileError, GGUFError, UnsupportedQuantType, UnsupportedError for what is no whole model.
+    Raises FileError, GGUFError, UnsupportedQuantType, UnsupportedError for what is no whole model, UsageError and
+    UnsupportedTokenizer for a `pre` that does not apply or is not known.
     """
     with GGUFModel.open(path) as model:
         refuse_other_kinds(model)
         metadata = _copy_metadata(model)
+        if pre is not None:
+            _set_pre(metadata, pre, path)
         files = [OpenFile(member) for member in model.paths]
         architecture = model.metadata.get("general.architecture")
         if not isinstance(architecture, str):
@@ -66,6 +69,19 @@ def open_gguf(path: Path) -> Source:
         experts_used=experts_used,
         close=close,
     )
+
+
+def _set_pre(metadata: Metadata, pre: str, path: Path) -> None:
+    from models.pre_tokenizers import find_pre_tokenizer
+
+    if metadata.text("tokenizer.ggml.model") != "gpt2":
+        raise UsageError(f"--pre {pre} is for byte-level BPE, and {path} holds no such vocabulary; leave it out")
+    try:
+        find_pre_tokenizer(pre)
+    except UnsupportedTokenizer as error:
+        raise UnsupportedTokenizer(f"--pre {pre} for {path}: {error}") from error
+    metadata.string("tokenizer.ggml.pre", pre)
+    metadata.remove("pearl.tokenizer.splits")
 
 
 def _count(model: GGUFModel, key: str) -> int:

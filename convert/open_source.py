@@ -19,16 +19,16 @@ def open_source(path: Path, allow_unmapped: bool = False, with_vocab: bool = Tru
     if path.is_dir():
         ggufs = sorted(path.glob("*.gguf"))
         if ggufs and not (path / "config.json").exists():
-            return _open_gguf_folder(path, ggufs)
+            return _open_gguf_folder(path, ggufs, pre)
         from convert.hf_source import open_hf_folder  # a GGUF needs none of what reads Hugging Face's names
 
         return open_hf_folder(path, allow_unmapped, with_vocab, pre)
-    return open_gguf(path)
+    return open_gguf(path, pre)
 
 
-def _open_gguf_folder(folder: Path, ggufs: list[Path]) -> Source:
+def _open_gguf_folder(folder: Path, ggufs: list[Path], pre: str | None) -> Source:
     """A folder that holds exactly one model."""
-    source = open_gguf(ggufs[0])
+    source = open_gguf(ggufs[0], pre)
     others = set(map(os.path.realpath, ggufs)) - set(map(os.path.realpath, source.paths))
     if others:
         source.close()

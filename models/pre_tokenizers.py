@@ -127,7 +127,7 @@ def find_pre_tokenizer(name: str | None) -> PreTokenizer:
         return PRE_TOKENIZERS[name]
     fault = f"tokenizer.ggml.pre = '{name}' is not supported" if name else "tokenizer.ggml.pre is missing"
     known = ", ".join(sorted(PRE_TOKENIZERS))
-    raise UnsupportedTokenizer(f"{fault}; give the right pre-tokenizer with --pre NAME; supported: {known}")
+    raise UnsupportedTokenizer(f"{fault}; pearl convert --pre NAME stores the right one; supported: {known}")
 
 
 def name_of_splits(splits: tuple[str, ...], ignore_merges: bool) -> str | None:

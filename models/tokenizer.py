@@ -70,7 +70,10 @@ class Tokenizer:
             pre_tokenizer = _read_pre_tokenizer(metadata, pre)
             encoder, bos_default = ByteLevelBpe(vocab, metadata, pre_tokenizer), pre_tokenizer.add_bos
             if pre is None and metadata.get("tokenizer.ggml.pre") == "default":
-                notes.append("the file's pre-tokenizer is 'default': its maker did not know the right one (--pre NAME)")
+                notes.append(
+                    "the file's pre-tokenizer is 'default': its maker did not know the right one; pearl convert --pre "
+                    "NAME stores it"
+                )
         else:
             if pre is not None:
                 raise UsageError("--pre is for byte-level BPE; this model's vocabulary is of the SentencePiece kind")

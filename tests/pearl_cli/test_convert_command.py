@@ -20,6 +20,7 @@ from pearl_cli.commands.convert import command
 from pearl_cli.main import run
 from tests.convert.checkpoints import sparse_folder, weights, write_folder, write_safetensors
 from tests.peak_memory import peak_rss_bytes
+from tests.tiny_gguf import Typed, tiny_moe, write_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -98,7 +99,7 @@ def test_the_help_calls_a_type_what_it_is() -> None:
     assert all(parse_recipe(name, None).mix is not None for name in mixes)
 
 
-@pytest.mark.parametrize("flags", [["--pre", "zzz"], ["--no-vocab"], ["--allow-unmapped"], ["--consume"]])
+@pytest.mark.parametrize("flags", [["--no-vocab"], ["--allow-unmapped"], ["--consume"]])
 @pytest.mark.parametrize("place", [["-o", "out"], ["--dry-run"]])
 def test_what_is_for_folders_is_refused_for_a_gguf(
     flags: list[str], place: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch,
@@ -111,6 +112,25 @@ def test_what_is_for_folders_is_refused_for_a_gguf(
     assert run(["convert", str(path), *place, *flags]) == 2
     assert capsys.readouterr().err.startswith(f"pearl: {' '.join(flags)}: {path} is a GGUF, ")
     assert not Path("out").exists()
+
+
+def test_a_pre_tokenizer_is_named_for_a_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bpe = tiny_moe().metadata | {"tokenizer.ggml.pre": "default", "tokenizer.ggml.merges": Typed("str", [])}
+    kinds = {"bpe": bpe, "spm": bpe | {"tokenizer.ggml.model": "llama"}, "cut": bpe | {"pearl.tokenizer.splits": ["a"]}}
+    paths = {kind: write_gguf(tmp_path / f"{kind}.gguf", each, tiny_moe().tensors) for kind, each in kinds.items()}
+    out = str(tmp_path / "out")
+    for kind in ("bpe", "cut"):
+        assert run(["convert", str(paths[kind]), "-o", out, "--pre", "qwen2"]) == 0
+        with GGUFModel.open(Path(capsys.readouterr().out.strip())) as model:
+            assert model.metadata["tokenizer.ggml.pre"] == "qwen2"
+            assert "pearl.tokenizer.splits" not in model.metadata
+    for kind, pre, words in (
+        ("bpe", "zzz", f"--pre zzz for {paths['bpe']}: tokenizer.ggml.pre = 'zzz' is not supported"),
+        ("spm", "qwen2", f"--pre qwen2 is for byte-level BPE, and {paths['spm']} holds no such vocabulary"),
+    ):
+        assert run(["convert", str(paths[kind]), "-o", str(tmp_path / "not"), "--pre", pre]) == 2
+        assert capsys.readouterr().err.startswith(f"pearl: {words}")
+    assert not (tmp_path / "not").exists()
 
 
 def test_full_disk_in_a_real_process(folder: Path, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ ARCHITECTURES = {
     "Qwen2MoeForCausalLM": "qwen2moe",
     "Qwen3MoeForCausalLM": "qwen3moe",
     "Qwen3NextForCausalLM": "qwen3next",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3vlmoe",
     "Qwen3_5MoeForCausalLM": "qwen35moe",
     "Qwen3_5MoeForConditionalGeneration": "qwen35moe",
 }
@@ -46,9 +47,11 @@ _PARTLY_ROTATED = ("glm4moe", "minimax-m2", "qwen35moe", "qwen3next")
 _WINDOWED = ("gemma4", "gpt-oss", "llama", "phimoe")  # architectures whose sliding window is kept
 _DEFAULT_THETA = {
     "ernie4_5-moe": 5e5, "gpt-oss": 1.5e5, "lfm2moe": 1e6, "llama": 1e6, "minimax-m2": 5e6, "phimoe": 1e6,
+    "qwen3vlmoe": 5e5,
 }  # fmt: skip  # the others' is 1e4
 _SMALL_EPS = (
     "deepseek2", "dots1", "gemma4", "granitemoe", "minimax-m2", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next",
+    "qwen3vlmoe",
 )  # fmt: skip
 _DEFAULT_EPS = dict.fromkeys(_SMALL_EPS, 1e-6)  # the others' is 1e-5
 

@@ -12,9 +12,10 @@ from typing import Any
 from convert.hf_ernie import ernie_fields
 from convert.hf_gemma4 import gemma4_fields
 from convert.hf_hunyuan import hunyuan_fields
+from convert.hf_qwen import qwen2_fields, qwen3_5_fields, qwen3_fields, qwen3_next_fields, qwen3_vl_fields
+from convert.hf_rope import rotated_components
 from convert.hf_values import HfValues
 from convert.model_metadata import SIGMOID, SOFTMAX, ConstantFactors, LatentDims
-from models.config_recurrent import DeltaNetConfig
 from models.errors import CheckpointError, UnsupportedError
 
 Fields = dict[str, Any]
@@ -36,78 +37,6 @@ def _olmoe(config: HfValues) -> Fields:
 
 def _llama(config: HfValues) -> Fields:
     return {"sliding_window": config.optional_integer("sliding_window") or None}
-
-
-def _qwen3(config: HfValues) -> Fields:
-    config.require("mlp_only_layers", [])
-    config.require("decoder_sparse_step", 1)
-    return {
-        "qk_norm": "head",
-        "moe_intermediate_size": config.integer("moe_intermediate_size"),
-        "norm_topk_prob": config.flag("norm_topk_prob"),
-    }
-
-
-def _qwen2(config: HfValues) -> Fields:
-    config.require("qkv_bias", True)
-    return {
-        **_qwen3(config),
-        "qk_norm": "none",
-        "attention_bias": True,
-        "shared_intermediate_size": config.integer("shared_expert_intermediate_size"),
-    }
-
-
-def _qwen3_next(config: HfValues) -> Fields:
-    config.require("attention_bias", False)
-    layers = _recurrent_layers(config)
-    heads, key_heads = config.integer("linear_num_value_heads"), config.integer("linear_num_key_heads")
-    net = DeltaNetConfig(
-        layers=layers,
-        conv_kernel=config.integer("linear_conv_kernel_dim"),
-        num_key_heads=key_heads,
-        num_heads=heads,
-        key_dim=config.integer("linear_key_head_dim"),
-        value_dim=config.integer("linear_value_head_dim"),
-    )
-    if not key_heads or heads % key_heads or net.conv_kernel < 2:
-        raise UnsupportedError(f"{config.path}: {heads} value heads over {key_heads} key heads are not possible")
-    return {
-        **_qwen3(config),
-        "n_rot": _rotated(config, 0.25),
-        "shared_intermediate_size": config.integer("shared_expert_intermediate_size"),
-        "delta_net": net,
-    }
-
-
-def _qwen3_5(config: HfValues) -> Fields:
-    rope = config.rope()
-    if rope.get("mrope_interleaved", True) is not True:
-        raise UnsupportedError(f"{config.path}: mrope_interleaved {rope['mrope_interleaved']} is not supported")
-    sections = rope.get("mrope_section", [11, 11, 10])
-    if not isinstance(sections, list) or not all(type(n) is int and n >= 0 for n in sections) or len(sections) > 4:
-        raise CheckpointError(f"{config.path}: mrope_section is {sections!r}, not up to four whole numbers")
-    return {**_qwen3_next(config), "rope_sections": tuple(sections + [0] * (4 - len(sections)))}
-
-
-def _recurrent_layers(config: HfValues) -> tuple[bool, ...]:
-    """Which layers have a delta net: as listed, or all but every fourth."""
-    if config.values.get("layer_types") is None:
-        interval = config.integer("full_attention_interval", default=4)
-        return tuple((layer + 1) % max(interval, 1) != 0 for layer in range(config.integer("num_hidden_layers")))
-    return tuple(kind == "linear_attention" for kind in config.layer_types("linear_attention", "full_attention"))
-
-
-def _rotated(config: HfValues, default: float) -> int:
-    """Components of a head that rotate. Raises UnsupportedError for a share that cannot be."""
-    head_dim = config.integer("head_dim")
-    partial = config.rope().get("partial_rotary_factor", config.values.get("partial_rotary_factor"))
-    if partial is None:
-        partial = config.default("partial_rotary_factor", default)
-    n_rot = int(head_dim * partial) if type(partial) in (int, float) and 0 < partial <= 1 else 0
-    if n_rot < 2 or n_rot % 2:
-        raise UnsupportedError(f"{config.path}: partial_rotary_factor {partial!r} of {head_dim} is not possible")
-    return n_rot
 
 
 def _granite(config: HfValues) -> Fields:
@@ -177,7 +106,7 @@ def _glm4(config: HfValues) -> Fields:
         "moe_intermediate_size": config.integer("moe_intermediate_size"),
         "qk_norm": "head" if config.flag("use_qk_norm") else "none",
         "attention_bias": bool(config.flag("attention_bias")),
-        "n_rot": _rotated(config, 0.5),
+        "n_rot": rotated_components(config, 0.5),
         "gating": SIGMOID,
         "num_groups": groups if groups > 1 else None,
         "num_groups_used": config.integer("topk_group") if groups > 1 else None,
@@ -194,7 +123,7 @@ def _minimax(config: HfValues) -> Fields:
     config.require("attention_bias", False)
     config.require("attn_type_list", [1] * config.integer("num_hidden_layers"))
     config.require("shared_intermediate_size", 0)
-    n_rot = config.optional_integer("rotary_dim") or _rotated(config, 0.5)
+    n_rot = config.optional_integer("rotary_dim") or rotated_components(config, 0.5)
     return {"qk_norm": "full", "n_rot": n_rot, "gating": SIGMOID, "norm_topk_prob": True}
 
 
@@ -283,8 +212,9 @@ _FIELDS: dict[str, Callable[[HfValues], Fields]] = {
     "minimax-m2": _minimax,
     "olmoe": _olmoe,
     "phimoe": _phimoe,
-    "qwen2moe": _qwen2,
-    "qwen3moe": _qwen3,
-    "qwen35moe": _qwen3_5,
-    "qwen3next": _qwen3_next,
+    "qwen2moe": qwen2_fields,
+    "qwen3moe": qwen3_fields,
+    "qwen35moe": qwen3_5_fields,
+    "qwen3next": qwen3_next_fields,
+    "qwen3vlmoe": qwen3_vl_fields,
 }

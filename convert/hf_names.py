@@ -9,7 +9,7 @@ are not looked at here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 DROPPED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|\.attention\.(masked_)?bias$")
 _PREFIX = re.compile(r"^(?:language_model\.|model\.(?=language_model\.)|model\.(?=model\.))*(?:model\.)?")
@@ -136,7 +136,7 @@ class Experts:
 
     `linears`: ("gate",), ("up",), ("down",), or ("gate", "up") along the rows of each expert, one after the other or
     in turn. What lies in turn is packed (blocks of MXFP4, their scales in a tensor of their own) or has inputs before
-    outputs.
+    outputs, which a `transposed` stack may have.
     """
 
     layer: int
@@ -144,6 +144,7 @@ class Experts:
     linears: tuple[str, ...]
     in_turn: bool = False
     packed: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,10 @@ def map_name(name: str, architecture: str) -> Place | None:
         return _map_gpt_oss(layer, rest)
     if rest == _KEY_HEAD_GROUPS:
         return KeyHeadGroups(layer)
-    return Expansion(layer) if rest == _EXPANSION else _map_experts(layer, rest)
+    if rest == _EXPANSION:
+        return Expansion(layer)
+    experts = _map_experts(layer, rest)
+    return replace(experts, transposed=True) if experts is not None and architecture == "qwen3vlmoe" else experts
 
 
 def _map_gpt_oss(layer: int, rest: str) -> Experts | ExpertBiasRows | None:

@@ -47,7 +47,7 @@ def read_rope_scaling(
         )
     latent = architecture == "deepseek2" and kind == "yarn"
     known = _KEYS | _OWN_KEYS[kind] | ({"mscale", "mscale_all_dim"} if latent else set())
-    known |= {"mrope_section", "mrope_interleaved"} if architecture == "qwen35moe" else set()
+    known |= {"mrope_section", "mrope_interleaved"} if architecture in ("qwen35moe", "qwen3vlmoe") else set()
     others = sorted(set(rope.values) - known)
     if others:
         raise UnsupportedError(f"{config.path}: rope parameter {others[0]} is not supported with {kind} scaling")
@@ -68,6 +68,18 @@ def read_rope_scaling(
         attention_factor=_attention_factor(rope, factor),
         log_multiplier=_log_multiplier(rope) if latent else None,
     )
+
+
+def rotated_components(config: HfValues, default: float) -> int:
+    """Components of a head that rotate. Raises UnsupportedError for a share that cannot be."""
+    head_dim = config.integer("head_dim")
+    partial = config.rope().get("partial_rotary_factor", config.values.get("partial_rotary_factor"))
+    if partial is None:
+        partial = config.default("partial_rotary_factor", default)
+    n_rot = int(head_dim * partial) if type(partial) in (int, float) and 0 < partial <= 1 else 0
+    if n_rot < 2 or n_rot % 2:
+        raise UnsupportedError(f"{config.path}: partial_rotary_factor {partial!r} of {head_dim} is not possible")
+    return n_rot
 
 
 def fixed_alpha(config: HfValues) -> float | None:

@@ -224,8 +224,11 @@ class HfTensors:
         n_rows, n_cols = expert_shape(self.dims, place.linears[0])
         each = (n_rows * len(place.linears), n_cols)
         experts = [place.expert] if place.expert is not None else list(range(self.dims.num_experts))
-        check_shape(stored, each if place.expert is not None else (self.dims.num_experts, *each))
-        rows = self.rows_of.rows(stored, math.prod(stored.shape[:-1]), n_cols)
+        if place.transposed and stored.shape == (self.dims.num_experts, n_cols, each[0]):
+            rows: Rows = TransposedRows(self.rows_of.rows(stored, len(experts) * n_cols, each[0]), n_cols)
+        else:
+            check_shape(stored, each if place.expert is not None else (self.dims.num_experts, *each))
+            rows = self.rows_of.rows(stored, math.prod(stored.shape[:-1]), n_cols)
         return [
             SourceTensor(
                 expert_name(place.layer, expert, linear),

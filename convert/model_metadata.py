@@ -108,6 +108,7 @@ class ModelDims:
     latent: LatentDims | None = None
     delta_net: DeltaNetConfig | None = None  # then attention, where it is, has a gate on its output
     rope_sections: tuple[int, ...] | None = None  # components for the axes of pictures; text has one position
+    deepstack_layers: int | None = None  # first layers that pictures enter, which text does not
 
     @property
     def has_selection_bias(self) -> bool:
@@ -123,7 +124,7 @@ class ModelDims:
 # The others' experts are as wide as a dense layer.
 _EXPERT_WIDTH_KEY = (
     "deepseek2", "dots1", "ernie4_5-moe", "gemma4", "glm4moe", "gpt-oss", "hunyuan-moe", "lfm2moe", "minimax-m2",
-    "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next",
+    "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vlmoe",
 )  # fmt: skip
 
 
@@ -163,6 +164,8 @@ def add_model_keys(metadata: Metadata, dims: ModelDims) -> None:
         _add_delta_net_keys(metadata, arch, dims.delta_net)
     if dims.rope_sections is not None:
         metadata.array(f"{arch}.rope.dimension_sections", np.array(dims.rope_sections, np.int32))
+    if dims.deepstack_layers is not None:
+        metadata.u32(f"{arch}.n_deepstack_layers", dims.deepstack_layers)
     _add_expert_keys(metadata, dims)
 
 

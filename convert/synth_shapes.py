@@ -211,6 +211,15 @@ SHAPES = {
         "lfm2",
         tied=True,
     ),
+    "qwen3-vl-30b-a3b": Shape(
+        ModelDims(
+            architecture="qwen3vlmoe", hidden_size=2048, num_layers=48, num_heads=32, num_kv_heads=4, head_dim=128,
+            intermediate_size=6144, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8,
+            vocab_size=151936, context_length=262144, rope_theta=5e6, rms_norm_eps=1e-6, norm_topk_prob=True,
+            qk_norm="head", rope_sections=(24, 20, 20, 0), deepstack_layers=3,
+        ),
+        "qwen2",
+    ),
     "qwen3-next-80b-a3b": Shape(
         ModelDims(
             architecture="qwen3next", hidden_size=2048, num_layers=48, num_heads=16, num_kv_heads=2, head_dim=256,

@@ -61,6 +61,11 @@ _HYBRID: dict[str, Key] = {
 }
 _HYBRID_NEUTRAL = without(NEUTRAL, "expert_shared_feed_forward_length", "nextn_predict_layers")
 
+# Text has one position for all three axes of this rotation, so its sections mean nothing here.
+_SECTIONS: dict[str, Key] = {
+    "rope_sections": Key("rope.dimension_sections", int, (), "", lambda _: False, per_layer=True)
+}
+
 # Experts scored by sigmoid behind first layers that are dense, beside ungated shared ones.
 _SHARED: dict[str, Key] = {
     "leading_dense": Key("leading_dense_block_count", int, 0, "experts in every layer"),
@@ -235,12 +240,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         gating="sparsemixer",
         experts_per_tok=2,
     ),
-    # Text has one position for all three axes of this rotation, so its sections mean nothing here.
-    "qwen35moe": Architecture(
-        rope_interleaved=False,
-        fields=_HYBRID
-        | {"rope_sections": Key("rope.dimension_sections", int, (), "", lambda _: False, per_layer=True)},
-        neutral=_HYBRID_NEUTRAL,
-    ),
+    "qwen35moe": Architecture(rope_interleaved=False, fields=_HYBRID | _SECTIONS, neutral=_HYBRID_NEUTRAL),
     "qwen3next": Architecture(rope_interleaved=False, fields=_HYBRID, neutral=_HYBRID_NEUTRAL),
+    "qwen3vlmoe": Architecture(
+        rope_interleaved=False,
+        fields=COMMON
+        | _SECTIONS
+        | {
+            "moe_intermediate_size": _QWEN_WIDTH,
+            "deepstack_layers": Key("n_deepstack_layers", int, 0, "", lambda _: False),  # pictures enter them, text no
+        },
+        neutral=NEUTRAL,
+    ),
 }

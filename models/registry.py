@@ -21,6 +21,7 @@ from models import (
     qwen2moe,
     qwen3moe,
     qwen3next,
+    qwen3vlmoe,
     qwen35moe,
 )
 from models.config import ModelConfig
@@ -46,6 +47,7 @@ ARCHITECTURES: dict[str, Callable[[WeightSource, ModelConfig], Model]] = {
     "qwen3moe": qwen3moe.build,
     "qwen35moe": qwen35moe.build,
     "qwen3next": qwen3next.build,
+    "qwen3vlmoe": qwen3vlmoe.build,
 }
 
 

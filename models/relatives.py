@@ -40,6 +40,7 @@ _RELATIVES = {
     "qwen2": "qwen2moe",
     "qwen35": "qwen35moe",
     "qwen3next": "qwen3next",
+    "qwen3vl": "qwen3vlmoe",
     "qwen3": "qwen3moe",
     "qwen": "qwen2moe",
     "rwkv": "qwen3next",

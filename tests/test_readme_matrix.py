@@ -44,6 +44,7 @@ MODELS = {
     "qwen35moe": "Qwen3.5 and 3.6 with experts, their text half",
     "qwen3moe": "Qwen3 with experts",
     "qwen3next": "Qwen3-Next",
+    "qwen3vlmoe": "Qwen3-VL with experts, its text half",
 }
 
 

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from models.config_table import ARCHITECTURES
-from tests import tiny_hybrid, tiny_others, tiny_sigmoid, tiny_softmax
+from tests import tiny_hybrid, tiny_others, tiny_seeing, tiny_sigmoid, tiny_softmax
 
 VOCAB = 97
 COMMON = {
@@ -151,6 +151,7 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     **tiny_others.FAMILIES,
     **tiny_sigmoid.FAMILIES,
     **tiny_softmax.FAMILIES,
+    **tiny_seeing.FAMILIES,
 }
 
 
@@ -304,7 +305,8 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
             "expert_gating_func": 2,
             "leading_dense_block_count": config.first_k_dense_replace,
         }
-    for own in (tiny_others.METADATA, tiny_sigmoid.METADATA, tiny_softmax.METADATA):
+    seeing = dict.fromkeys(tiny_seeing.FAMILIES, tiny_seeing.metadata)
+    for own in (tiny_others.METADATA, tiny_sigmoid.METADATA, tiny_softmax.METADATA, seeing):
         if architecture in own:
             keys |= own[architecture](config)
     if architecture == "granitemoe":

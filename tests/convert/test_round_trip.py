@@ -100,6 +100,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt-oss",
         {"layer_types": ["full_attention", "full_attention", "sliding_attention"], "swiglu_limit": 0.5},
     ),
+    "qwen3vlmoe": ("qwen3vlmoe", {}),
     "qwen3next": ("qwen3next", {}),
     "qwen3next_one_key_head": ("qwen3next", {"linear_num_key_heads": 1, "linear_num_value_heads": 3}),
     "qwen35moe": ("qwen35moe", {"tie_word_embeddings": True}),

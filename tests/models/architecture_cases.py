@@ -186,6 +186,8 @@ CASES = {
         {"norm_topk_prob": False, "linear_num_key_heads": 4, "num_key_value_heads": 1},
         {"qwen3next.expert_weights_norm": False},
     ),
+    "qwen3vlmoe": Case("qwen3vlmoe"),
+    "qwen3vlmoe_all_experts": Case("qwen3vlmoe", {"num_experts_per_tok": 5, "tie_word_embeddings": True}),
     "qwen35moe": Case("qwen35moe"),
     "qwen35moe_one_expert": Case(
         "qwen35moe", {"num_experts_per_tok": 1, "linear_num_key_heads": 3, "linear_num_value_heads": 9}

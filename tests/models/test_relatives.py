@@ -39,7 +39,7 @@ def refusal(tmp_path: Path, **metadata: object) -> PearlError:
         ("ernie4_5", "nearest relative: ernie4_5-moe"),
         ("hunyuan-dense", "nearest relative: hunyuan-moe"),
         ("hy_v3", "nearest relative: dots1"),
-        ("qwen3vlmoe", "nearest relative: qwen3moe"),
+        ("qwen3vl", "nearest relative: qwen3vlmoe"),
         ("olmoe9", "nearest relative: olmoe"),
         ("falcon", "none of them is a near relative"),
         ("", "none of them is a near relative"),

@@ -26,6 +26,7 @@ from tests.peer.peer_models import END, N_NEW, PROMPT, VOCAB, our_continuation, 
 from tests.peer.test_greedy_peer import COMPUTED_OTHERWISE
 from tests.tiny_models import FAMILIES, hf_logits, prompt, tiny_model
 from tests.tiny_others import FAMILIES as OTHERS
+from tests.tiny_seeing import as_published
 from tests.tolerances import LOGITS_RELATIVE
 
 CONVERTER, PEER = os.environ.get("PEARL_LLAMA_CONVERTER"), find_peer()
@@ -57,6 +58,8 @@ def save(case: str, model: Any, folder: Path) -> list[str]:
     save_with_tokenizer(model, folder)
     if case.endswith("+mtp"):
         add_predicting_layer(folder / "model.safetensors")
+    if case == "qwen3vlmoe":
+        as_published(folder)
     if case == "phimoe":  # the converter knows the spelling of the published config only
         settings = json.loads((folder / "config.json").read_text())
         settings["architectures"] = ["PhiMoEForCausalLM"]

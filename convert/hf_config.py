@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "GraniteMoeSharedForCausalLM": "granitemoe",
     "HunYuanMoEV1ForCausalLM": "hunyuan-moe",
     "Lfm2MoeForCausalLM": "lfm2moe",
+    "MellumForCausalLM": "mellum",
     "MiniMaxM2ForCausalLM": "minimax-m2",
     "MixtralForCausalLM": "llama",
     "OlmoeForCausalLM": "olmoe",
@@ -44,14 +45,14 @@ ARCHITECTURES = {
     "Qwen3_5MoeForConditionalGeneration": "qwen35moe",
 }
 _PARTLY_ROTATED = ("glm4moe", "minimax-m2", "qwen35moe", "qwen3next")
-_WINDOWED = ("gemma4", "gpt-oss", "llama", "phimoe")  # architectures whose sliding window is kept
+_WINDOWED = ("gemma4", "gpt-oss", "llama", "mellum", "phimoe")  # architectures whose sliding window is kept
 _DEFAULT_THETA = {
     "ernie4_5-moe": 5e5, "gpt-oss": 1.5e5, "lfm2moe": 1e6, "llama": 1e6, "minimax-m2": 5e6, "phimoe": 1e6,
     "qwen3vlmoe": 5e5,
 }  # fmt: skip  # the others' is 1e4
 _SMALL_EPS = (
-    "deepseek2", "dots1", "gemma4", "granitemoe", "minimax-m2", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next",
-    "qwen3vlmoe",
+    "deepseek2", "dots1", "gemma4", "granitemoe", "mellum", "minimax-m2", "qwen2moe", "qwen35moe", "qwen3moe",
+    "qwen3next", "qwen3vlmoe",
 )  # fmt: skip
 _DEFAULT_EPS = dict.fromkeys(_SMALL_EPS, 1e-6)  # the others' is 1e-5
 
@@ -112,7 +113,7 @@ class HfConfig(HfValues):
         return names[0], ARCHITECTURES[names[0]]
 
     def _rope_theta(self) -> float:
-        if self.architecture == "gemma4":  # one for each kind of layers, see hf_gemma4
+        if self.architecture in ("gemma4", "mellum"):  # one for each kind of layers, see hf_gemma4, hf_mellum
             return 0.0
         theta = self.rope().get("rope_theta", self.values.get("rope_theta"))
         if theta is None:

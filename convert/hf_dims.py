@@ -12,6 +12,7 @@ from typing import Any
 from convert.hf_ernie import ernie_fields
 from convert.hf_gemma4 import gemma4_fields
 from convert.hf_hunyuan import hunyuan_fields
+from convert.hf_mellum import mellum_fields
 from convert.hf_qwen import qwen2_fields, qwen3_5_fields, qwen3_fields, qwen3_next_fields, qwen3_vl_fields
 from convert.hf_rope import rotated_components
 from convert.hf_values import HfValues
@@ -209,6 +210,7 @@ _FIELDS: dict[str, Callable[[HfValues], Fields]] = {
     "hunyuan-moe": hunyuan_fields,
     "lfm2moe": _lfm2,
     "llama": _llama,
+    "mellum": mellum_fields,
     "minimax-m2": _minimax,
     "olmoe": _olmoe,
     "phimoe": _phimoe,

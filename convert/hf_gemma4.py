@@ -28,7 +28,7 @@ def gemma4_fields(config: HfValues) -> dict[str, Any]:
     kinds = config.layer_types(_WINDOW, _FULL, default=usual)
     if kinds[-1:] != [_FULL]:
         raise UnsupportedError(f"{config.path}: layer_types {kinds!r} is not supported; the last must be {_FULL}")
-    ropes = {kind: HfValues.of(config, _rope(config, kind)) for kind in (_WINDOW, _FULL)}
+    ropes = {kind: config.rope_of(kind) for kind in (_WINDOW, _FULL)}
     ropes[_WINDOW].require("rope_type", "default")
     ropes[_FULL].require("rope_type", "proportional")
     ropes[_FULL].require("factor", 1.0)
@@ -50,13 +50,6 @@ def gemma4_fields(config: HfValues) -> dict[str, Any]:
         "shares_values": bool(config.flag("attention_k_eq_v")),
         "logit_softcap": config.optional_real("final_logit_softcapping"),
     }
-
-
-def _rope(config: HfValues, kind: str) -> dict[str, Any]:
-    rope = config.rope().get(kind)
-    if not isinstance(rope, dict):
-        raise UnsupportedError(f"{config.path}: rope_parameters without {kind!r} are not supported")
-    return rope
 
 
 def _full_heads(config: HfValues, kinds: list[str]) -> tuple[int, int]:

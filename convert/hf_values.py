@@ -100,6 +100,13 @@ class HfValues:
             raise CheckpointError(f"{self.path}: rope parameters are no JSON object")
         return rope
 
+    def rope_of(self, kind: str) -> HfValues:
+        """Rope parameters of one kind of layers, where each has its own. Raises UnsupportedError."""
+        rope = self.rope().get(kind)
+        if not isinstance(rope, dict):
+            raise UnsupportedError(f"{self.path}: rope_parameters without {kind!r} are not supported")
+        return HfValues.of(self, rope)
+
     def require(self, key: str, *allowed: Any) -> None:
         """Raise UnsupportedError where `key` is there and none of `allowed` (null counts as not there)."""
         value = self.values.get(key)

@@ -98,6 +98,7 @@ class ModelDims:
     expert_biases: bool = False  # on the router and on all experts
     sliding_window: int | None = None
     window_layers: tuple[bool, ...] | None = None  # which layers have it, None: as the architecture has it
+    window_theta: float | None = None  # the base of these layers' rotation, where it is another
     window_heads: WindowHeads | None = None  # head_dim and num_kv_heads are then those of the other layers
     shares_values: bool = False  # layers without a window have no attn_v: their keys are their values
     logit_softcap: float | None = None
@@ -123,8 +124,8 @@ class ModelDims:
 
 # The others' experts are as wide as a dense layer.
 _EXPERT_WIDTH_KEY = (
-    "deepseek2", "dots1", "ernie4_5-moe", "gemma4", "glm4moe", "gpt-oss", "hunyuan-moe", "lfm2moe", "minimax-m2",
-    "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vlmoe",
+    "deepseek2", "dots1", "ernie4_5-moe", "gemma4", "glm4moe", "gpt-oss", "hunyuan-moe", "lfm2moe", "mellum",
+    "minimax-m2", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vlmoe",
 )  # fmt: skip
 
 
@@ -151,6 +152,8 @@ def add_model_keys(metadata: Metadata, dims: ModelDims) -> None:
         metadata.u32(f"{arch}.attention.sliding_window", dims.sliding_window)
     if dims.window_layers is not None:
         metadata.array(f"{arch}.attention.sliding_window_pattern", np.array(dims.window_layers))
+    if dims.window_theta is not None:
+        metadata.f32(f"{arch}.rope.freq_base_swa", dims.window_theta)
     if dims.logit_softcap is not None:
         metadata.f32(f"{arch}.final_logit_softcapping", dims.logit_softcap)
     if dims.factors is not None:

@@ -147,6 +147,16 @@ SHAPES = {
         ),
         "hunyuan", tied=True,
     ),
+    "mellum2-12b-a2.5b": Shape(
+        ModelDims(
+            architecture="mellum", hidden_size=2304, num_layers=28, num_heads=32, num_kv_heads=4, head_dim=128,
+            intermediate_size=7168, moe_intermediate_size=896, num_experts=64, num_experts_per_tok=8,
+            vocab_size=98304, context_length=131072, rope_theta=5e5, rms_norm_eps=1e-6, norm_topk_prob=True,
+            qk_norm="head", sliding_window=1024, window_theta=5e5,
+            rope_scaling=RopeScaling("yarn", 16.0, 8192, beta_fast=32.0, beta_slow=1.0),
+        ),
+        "mellum2",
+    ),
     "minimax-m2": Shape(
         ModelDims(
             architecture="minimax-m2", hidden_size=3072, num_layers=62, num_heads=48, num_kv_heads=8, head_dim=128,

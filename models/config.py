@@ -123,7 +123,9 @@ class ModelConfig:
         has_kinds = "head_dim_window" in values
         if has_kinds:
             own_memory = attention_by_layer(values, window_layers, where)
-            rope_window = RopeConfig(values["rope_theta_window"], values["n_rot_window"], table.rope_interleaved)
+        if "rope_theta_window" in values:
+            n_rot_window = values.get("n_rot_window", values["n_rot"])
+            rope_window = RopeConfig(values["rope_theta_window"], n_rot_window, table.rope_interleaved)
         name = model.metadata.get("general.name")
         return cls(
             architecture=architecture,

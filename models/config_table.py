@@ -193,6 +193,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         neutral=without(NEUTRAL, "leading_dense_block_count"),
     ),
     "llama": Architecture(rope_interleaved=True, fields=COMMON, neutral=NEUTRAL),
+    "mellum": Architecture(
+        rope_interleaved=False,
+        fields=COMMON
+        | {
+            "moe_intermediate_size": _QWEN_WIDTH,
+            "sliding_window": Key("attention.sliding_window", int),
+            "rope_theta_window": Key("rope.freq_base_swa", float, lambda v: v["rope_theta"], "rope.freq_base"),
+        },
+        neutral=NEUTRAL,
+        window_period=4,
+    ),
     "minimax-m2": Architecture(
         rope_interleaved=False,
         fields=COMMON

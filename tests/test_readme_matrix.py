@@ -37,6 +37,7 @@ MODELS = {
     "hunyuan-moe": "Hunyuan-A13B",
     "lfm2moe": "LFM2 with experts",
     "llama": "Mixtral",
+    "mellum": "Mellum 2",
     "minimax-m2": "MiniMax-M2",
     "olmoe": "OLMoE",
     "phimoe": "Phi-3.5-MoE",

@@ -1,5 +1,5 @@
-"""More families of `tests.tiny_models`, whose experts are scored by softmax beside an ungated shared one: ERNIE 4.5 and
-Hunyuan.
+"""More families of `tests.tiny_models`, whose experts are scored by softmax: ERNIE 4.5 and Hunyuan, with ungated shared
+ones, and Mellum 2.
 """
 
 from __future__ import annotations
@@ -27,6 +27,26 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"},
         },
     ),
+    "mellum": (
+        transformers.MellumConfig,
+        transformers.MellumForCausalLM,
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 24,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 96,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
     "hunyuan-moe": (
         transformers.HunYuanMoEV1Config,
         transformers.HunYuanMoEV1ForCausalLM,
@@ -38,7 +58,7 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 10000.0, "rope_type": "dynamic", "alpha": 50.0, "factor": 1.0},
         },
     ),
-}
+}  # fmt: skip
 
 
 def _ernie_metadata(config: Any) -> dict[str, Any]:
@@ -74,6 +94,27 @@ def _hunyuan_metadata(config: Any) -> dict[str, Any]:
     }
 
 
+def _mellum_metadata(config: Any) -> dict[str, Any]:
+    full, window = (config.rope_parameters[f"{kind}_attention"] for kind in ("full", "sliding"))
+    keys = {
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types],
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_weights_norm": config.norm_topk_prob,
+        "rope.freq_base": full["rope_theta"],
+        "rope.freq_base_swa": window["rope_theta"],
+    }
+    if full["rope_type"] == "yarn":
+        keys |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": full["factor"],
+            "rope.scaling.original_context_length": full["original_max_position_embeddings"],
+        }
+    return keys
+
+
 _HUNYUAN_NAMES = {
     "self_attn.query_layernorm.weight": "attn_q_norm.weight",
     "self_attn.key_layernorm.weight": "attn_k_norm.weight",
@@ -89,6 +130,7 @@ def _hunyuan_tensors(rest: str, array: np.ndarray) -> Named:
 METADATA: dict[str, Callable[[Any], dict[str, Any]]] = {
     "ernie4_5-moe": _ernie_metadata,
     "hunyuan-moe": _hunyuan_metadata,
+    "mellum": _mellum_metadata,
 }
 TENSORS: dict[str, Callable[[str, np.ndarray], Named]] = {
     "ernie4_5-moe": _ernie_tensors,

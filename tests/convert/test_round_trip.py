@@ -81,6 +81,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"moe_topk": [3, 3], "moe_intermediate_size": [32, 32], "num_shared_expert": [1, 1], "use_cla": False},
     ),
     "deepseek2_lite": ("deepseek2_lite", {}),
+    "mellum": ("mellum", {}),
     "minimax_m2": ("minimax-m2", {}),
     "minimax_m2_published_spelling": (
         "minimax-m2",

@@ -153,6 +153,26 @@ CASES = {
         {"moe_topk": [5, 5], "tie_word_embeddings": True},
         {"hunyuan-moe.expert_shared_feed_forward_length": None, "hunyuan-moe.expert_shared_count": None},
     ),
+    "mellum": Case("mellum"),
+    "mellum_usual_layers": Case(
+        "mellum",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+            "num_experts_per_tok": 1,
+        },
+        {"mellum.attention.sliding_window_pattern": None},
+    ),
+    "mellum_one_base": Case(
+        "mellum",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+        {"mellum.rope.freq_base_swa": None},
+    ),
     "minimax_m2": Case("minimax-m2"),
     "minimax_m2_one_expert": Case("minimax-m2", {"num_experts_per_tok": 1, "num_key_value_heads": 1}),
     "minimax_m2_all_experts": Case("minimax-m2", {"num_experts_per_tok": 5, "num_key_value_heads": 4}),

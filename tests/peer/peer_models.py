@@ -14,7 +14,7 @@ from models.loader import load_model
 from models.resident import ResidentExperts
 from models.tokenizer import Tokenizer
 from tests.convert.checkpoints import byte_level_tokenizer, write_tokenizer
-from tests.tiny_models import save_hf
+from tests.tiny_models import FAMILIES, save_hf
 from tests.tiny_vocab import gpt2_alphabet
 
 PROMPT, N_NEW = "the quick fox 12 abc, and so on", 16
@@ -24,6 +24,12 @@ VOCAB, END = 259, 258
 FIELDS: dict[str, dict[str, Any]] = {
     "deepseek2": {"q_lora_rank": 40},  # direct queries are DeepSeek-V2-Lite's, which it knows by 27 layers
     "lfm2moe": {"routed_scaling_factor": 1.0},
+    "mellum": {  # it rotates all layers by one base
+        "rope_parameters": {
+            "full_attention": FAMILIES["mellum"][2]["rope_parameters"]["full_attention"],
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        }
+    },
     "olmoe": {"num_key_value_heads": 4},
 }
 

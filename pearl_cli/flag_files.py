@@ -18,13 +18,21 @@ from models.errors import FileError
 class NamedPath(click.Path):
     """A path that is named: an empty one, which would mean the current folder, is most often a variable not set."""
 
+    hint = "; write . for the current folder"
+
     def __init__(self, file_okay: bool = True) -> None:
         super().__init__(path_type=Path, file_okay=file_okay)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
-            self.fail("the name is empty; write . for the current folder", param, ctx)
+            self.fail(f"the name is empty{self.hint}", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class NamedFile(NamedPath):
+    """The same for what cannot be a folder."""
+
+    hint = ""
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def prepare(
     places = ExpertPlaces.of(ExpertStore(gguf, config))
     forecasting = choose_forecasting(gguf, options.predictor, options.stride, options.evict, notify)
     depth = config.router.num_experts_per_tok if forecasting.fetch else 0
-    usage = usage_trace(options, config)
+    usage = usage_trace(options, config, notify)
     prefetch_slots, split = depth * (forecasting.stride + 1), split_of(options, usage)
     if gpu is not None:
         on_device = plan_device(gpu, gguf, config, places, options, default_budget, prefetch_slots, split, notify)

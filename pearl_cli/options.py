@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from pearl_cli.cpu_core_options import CORE_FLAGS
-from pearl_cli.flag_files import NamedPath
+from pearl_cli.flag_files import NamedFile, NamedPath
 from pearl_cli.routing.steering import Steering
 from pearl_cli.routing_options import ROUTING_FLAGS
 from pearl_cli.sizes import Size, SizeParam
@@ -127,7 +127,7 @@ _FLAGS = [
     ),
     click.option(
         "--usage",
-        type=click.Path(path_type=Path),
+        type=NamedFile(),
         metavar="TRACE",
         help="Routing recorded by pearl trace: what --evict static and --split uneven go by.  [default for static: the "
         "saved profile of earlier sessions]",

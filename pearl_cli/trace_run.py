@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
 
+from models.errors import ContextError, UsageError
+from pearl_cli.engine import Engine
 from pearl_cli.predict.fingerprint import model_fingerprint
 from pearl_cli.recording import CallRecord, RecordingProvider
 from pearl_cli.result_file import result_file
@@ -15,6 +17,21 @@ from pearl_cli.sampling import Sampler, SamplingParams
 from pearl_cli.session import Session
 from pearl_cli.terminal import Progress, Terminal
 from pearl_cli.trace import DECODE, PREFILL, TraceWriter
+
+
+def check_lengths(prompts: Iterable[tuple[str, Sequence[int]]], engine: Engine, n_predict: int) -> None:
+    """Raises UsageError where there is nothing to record, and with `n_predict` ContextError for a text that does not
+    fit the context: before the first is run. prompts: (where it comes from, its ids).
+    """
+    lengths = [(where, len(ids)) for where, ids in prompts]
+    if not any(length for _, length in lengths):
+        raise UsageError("-f: there is no text to record; give some")
+    for where, length in lengths:
+        if n_predict and length > engine.context:
+            raise ContextError(
+                f"-f {where}: its {length} tokens do not fit the context of {engine.context}; shorten it, or give a "
+                "larger -c, or leave out -n, which cuts texts"
+            )
 
 
 class TraceRun:

@@ -21,7 +21,7 @@ def read_texts(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:
         if path.suffix != ".jsonl":
             yield str(path), read_text(path)
             continue
-        for number, line in enumerate(read_text(path).splitlines(), 1):
+        for number, line in enumerate(read_text(path).split("\n"), 1):  # other line ends may stand in a string
             if not line.strip():
                 continue
             where = f"{path}: line {number}"

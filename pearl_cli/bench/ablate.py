@@ -22,6 +22,7 @@ from pearl_cli.residency.eviction import POLICY_NAMES
 from pearl_cli.session import open_session
 from pearl_cli.sizes import Size
 from pearl_cli.terminal import Terminal
+from pearl_cli.usage import without_idle_usage
 
 ON_DEMAND = "on-demand"
 COPY_PIECES = ("reorder", "preempt", "chunk", "merge")
@@ -43,7 +44,7 @@ def variants(options: RunOptions, names: str, floor_bytes: int = 0) -> dict[str,
                 continue  # nothing is kept, so there is no place for a forecast
             label = " ".join(f"{flag}={value}" if value else f"no {flag}" for flag, value in terms)
             result[label] = _vary(options, terms, floor_bytes)
-    return result
+    return {label: without_idle_usage(varied) for label, varied in result.items()}
 
 
 def _values(options: RunOptions, term: str) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ slots hold is priced as such.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from models.errors import UsageError
@@ -19,16 +19,28 @@ from pearl_cli.terminal import Progress
 _WINDOWS = 8
 
 
-def routing_price(session: Session, file: str, texts: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Fields for every record: the settings' figures of `pearl eval` on the texts of `file`, over at most 8 windows.
-    Raises UsageError for exact routing, and for a text shorter than a window.
+def price_ids(session: Session, texts: Iterable[tuple[str, Any]]) -> list[int]:
+    """The ids of `texts`; to be asked before anything is measured. Raises UsageError for exact routing, and for texts
+    shorter than a window.
     """
-    opened, settings = session.opened, session.opened.routing
-    if settings.exact:
+    if session.opened.routing.exact:
         raise UsageError("--price: exact routing costs nothing; add --routing psr or cache-prior, or leave it out")
-    length = min(DEFAULT_CONTEXT, opened.engine.context)
-    ids = ids_of(texts, session.tokenizer, opened.gguf.metadata)
-    request = EvalRequest([RoutingSettings(), settings], windows=_WINDOWS, length=length)
+    ids, length = ids_of(texts, session.tokenizer, session.opened.gguf.metadata), _window(session)
+    if len(ids) < length:
+        raise UsageError(f"--price: the text has {len(ids)} tokens, fewer than one window of {length}: give more")
+    return ids
+
+
+def _window(session: Session) -> int:
+    return min(DEFAULT_CONTEXT, session.engine.context)
+
+
+def routing_price(session: Session, file: str, ids: Sequence[int]) -> dict[str, Any]:
+    """Fields for every record: the settings' figures of `pearl eval` on `ids`, of the texts of `file`, over at most 8
+    windows.
+    """
+    settings = session.opened.routing
+    request = EvalRequest([RoutingSettings(), settings], windows=_WINDOWS, length=_window(session))
     progress = Progress(session.terminal, f"price of {settings.name}")
     (_, result), windows = evaluate(session, ids, request, progress)
     session.terminal.end_progress()

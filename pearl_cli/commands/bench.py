@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from pearl_cli.bench.report import FORMATS
+from pearl_cli.flag_files import NamedFile
 from pearl_cli.options import RunOptions, run_options
 
 
@@ -38,7 +39,7 @@ class IntList(click.ParamType[list[int]]):
     "-r", "--repetitions", type=click.IntRange(min=1), default=5, show_default=True, help="Runs of each test."
 )
 @click.option("-o", "--output", type=click.Choice(FORMATS), default="md", show_default=True, help="Format on stdout.")
-@click.option("--prompt-file", type=click.Path(path_type=Path), help="A real text; what follows is the model's own.")
+@click.option("--prompt-file", type=NamedFile(), help="A real text; what follows is the model's own.")
 @click.option("--force-text", is_flag=True, help="Feed the text of --prompt-file while decoding, too.")
 @click.option(
     "--ablate",
@@ -46,12 +47,12 @@ class IntList(click.ParamType[list[int]]):
     help="Switch pieces off, runs in turn: evict, predictor, routing, auto (what it finds out), reorder, preempt, "
     "chunk, merge; or evict=lfu; evict=all+predictor=all is the table of both.",
 )
-@click.option("--route-trace", type=click.Path(path_type=Path), help="Force recorded routing of such a model.")
-@click.option("--price", type=click.Path(path_type=Path), metavar="TEXT",
+@click.option("--route-trace", type=NamedFile(), help="Force recorded routing of such a model.")
+@click.option("--price", type=NamedFile(), metavar="TEXT",
               help="Also print what --routing costs in perplexity of this text, with a paired interval.")  # fmt: skip
-@click.option("--timeline", type=click.Path(path_type=Path), help="Then write a Chrome trace of some decode steps.")
+@click.option("--timeline", type=NamedFile(), help="Then write a Chrome trace of some decode steps.")
 @click.option("--vs", metavar="llama-bench=PATH", help="Run llama.cpp's bench in turn with pearl and print the ratio.")
-@click.option("--vs-model", type=click.Path(path_type=Path), help="The stock GGUF for --vs when -m is a pearl set.")
+@click.option("--vs-model", type=NamedFile(), help="The stock GGUF for --vs when -m is a pearl set.")
 def command(
     options: RunOptions,
     n_prompt: list[int],
@@ -75,4 +76,4 @@ def command(
     request = BenchRequest(
         n_prompt, n_gen, n_depth, repetitions, prompt_file, force_text, ablate, price, timeline, vs, vs_model
     )
-    click.echo(format_records(run_bench(options, request, Terminal()), output))
+    run_bench(options, request, Terminal(), lambda records: click.echo(format_records(records, output)))

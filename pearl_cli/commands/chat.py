@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from models.errors import UsageError
+from pearl_cli.flag_files import NamedFile
 from pearl_cli.options import RunOptions, StopText, run_options
 from pearl_cli.sampling_options import SamplingFlags, sampling_options
 
@@ -24,16 +25,16 @@ _OWN_VARIABLES = {"messages", "add_generation_prompt", "self", "tokenizer"}
 @click.command(name="chat", help=__doc__)
 @run_options
 @click.option("-p", "--prompt", help="First message; the session goes on after the reply unless --single-turn.")
-@click.option("-f", "--file", type=click.Path(path_type=Path), help="First message from a file.")
+@click.option("-f", "--file", type=NamedFile(), help="First message from a file.")
 @click.option("-sys", "--system-prompt", default="", help="System text.")
-@click.option("-sysf", "--system-prompt-file", type=click.Path(path_type=Path), help="System text from a file.")
+@click.option("-sysf", "--system-prompt-file", type=NamedFile(), help="System text from a file.")
 @click.option("-st", "--single-turn", is_flag=True, help="Leave after the first reply.")
 @click.option("-n", "--predict", "--n-predict", type=click.IntRange(min=-1), default=-1, show_default=True, metavar="N",
               help="Most tokens of a reply; -1 has no limit.")  # fmt: skip
 @click.option("-r", "--reverse-prompt", type=StopText(), multiple=True, metavar="TEXT",
               help="Stop a reply at this text; repeatable.")  # fmt: skip
 @click.option("--chat-template", metavar="TEXT", help="A jinja2 template instead of the model's.")
-@click.option("--chat-template-file", "--template", type=click.Path(path_type=Path), help="The same, from a file.")
+@click.option("--chat-template-file", "--template", type=NamedFile(), help="The same, from a file.")
 @click.option("--chat-template-kwargs", metavar="JSON", help="Further template variables, as a JSON object.")
 @click.option("-co", "--color", type=click.Choice(["on", "off", "auto"]), default="auto", show_default=True)
 @click.option("--show-timings/--no-show-timings", default=None,

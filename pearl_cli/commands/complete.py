@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from models.errors import UsageError
+from pearl_cli.flag_files import NamedFile
 from pearl_cli.options import RunOptions, StopText, run_options
 from pearl_cli.sampling_options import SamplingFlags, sampling_options
 
@@ -18,7 +19,7 @@ from pearl_cli.sampling_options import SamplingFlags, sampling_options
 @click.command(name="complete", help=__doc__)
 @run_options
 @click.option("-p", "--prompt", help="The text to continue.")
-@click.option("-f", "--file", type=click.Path(path_type=Path), help="The text from a file; - is stdin.")
+@click.option("-f", "--file", type=NamedFile(), help="The text from a file; - is stdin.")
 @click.option("-n", "--predict", "--n-predict", type=click.IntRange(min=-1), default=-1, show_default=True, metavar="N",
               help="Tokens to generate at most; -1 goes on to the end of the text or of the context.")  # fmt: skip
 @click.option("--special", is_flag=True, help="Read special tokens in the prompt as such.")
@@ -26,7 +27,7 @@ from pearl_cli.sampling_options import SamplingFlags, sampling_options
 @click.option("-r", "--reverse-prompt", type=StopText(), multiple=True, metavar="TEXT",
               help="Stop at this text; repeatable.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of streaming text.")
-@click.option("--timeline", type=click.Path(path_type=Path), help="Write a Chrome trace of the run to this file.")
+@click.option("--timeline", type=NamedFile(), help="Write a Chrome trace of the run to this file.")
 @sampling_options
 def command(
     options: RunOptions,

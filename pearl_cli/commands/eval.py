@@ -14,23 +14,24 @@ from pathlib import Path
 import click
 
 from models.errors import UsageError
+from pearl_cli.flag_files import NamedFile
 from pearl_cli.options import RunOptions, run_options
 
 
 @click.command(name="eval", help=__doc__)
 @run_options
-@click.option("-f", "--file", type=click.Path(path_type=Path), required=True,
+@click.option("-f", "--file", type=NamedFile(), required=True,
               help="The text, or .jsonl with a text or a list of chat messages a line; - is stdin.")  # fmt: skip
 @click.option("--score", type=click.Choice(["half", "all"]), default="half", show_default=True,
               help="Score the second half of each window, or all of it.")  # fmt: skip
 @click.option("--chunks", type=click.IntRange(min=1), metavar="N", help="Use at most N windows.")
-@click.option("--logits", type=click.Path(path_type=Path), metavar="OUT.npy", help="Save logits of scored positions.")
-@click.option("--kld-base", type=click.Path(path_type=Path), metavar="BASE.npy",
+@click.option("--logits", type=NamedFile(), metavar="OUT.npy", help="Save logits of scored positions.")
+@click.option("--kld-base", type=NamedFile(), metavar="BASE.npy",
               help="Logits that KL divergence and agreement are against.")  # fmt: skip
 @click.option("--compare", multiple=True, metavar="FLAGS",
               help='Another setting on the same tokens, e.g. "--routing psr --lambda .1", and its paired price; '
               "repeatable. --residency and --evict hold for it too unless it has its own.")  # fmt: skip
-@click.option("--plot", type=click.Path(path_type=Path), metavar="OUT.svg",
+@click.option("--plot", type=NamedFile(), metavar="OUT.svg",
               help="Draw the price of each --compare against its misses and copies.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(

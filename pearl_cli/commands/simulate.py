@@ -13,16 +13,34 @@ from typing import Any
 import click
 
 from models.errors import UsageError
-from pearl_cli.flag_files import file_of
+from pearl_cli.flag_files import NamedFile, file_of
 from pearl_cli.sizes import Size, SizeParam
 from pearl_cli.trace import RouteTrace, read_trace
+
+_LONGEST_MS = 3.6e6  # an hour
+
+
+class Milliseconds(click.FloatRange):
+    """A time from 0 on; neither infinite nor no number, which would make all figures such."""
+
+    name = "float range"
+
+    def __init__(self) -> None:
+        super().__init__(0, _LONGEST_MS)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if number != number:
+            self.fail(f"'{value}' is no time; write milliseconds, such as 0.1", param, ctx)
+        return number
+
 
 POLICIES = ("on-demand", "lru", "lfu", "lfru", "least-stale", "random", "static", "pearl", "belady", "belady-bypass")
 _PLOT_PERCENTS = (5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 100)
 
 
 @click.command(name="simulate", help=__doc__)
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=NamedFile())
 @click.option("--evict", type=click.Choice(POLICIES), help="One policy.  [default: all of them]")
 @click.option("--budget", type=SizeParam(allow_percent=True), metavar="SIZE|PCT", default="25%", show_default=True,
               help="Memory for experts.")  # fmt: skip
@@ -33,17 +51,17 @@ _PLOT_PERCENTS = (5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 100)
               "token by token, as pearl runs.  [default: pool; engine where forecasts are used]")  # fmt: skip
 @click.option("--split", type=click.Choice(["even", "uneven"]), default="even", show_default=True,
               help="Slots for every layer alike, or as make the fewest misses on the --usage trace.")  # fmt: skip
-@click.option("--usage", type=click.Path(path_type=Path), metavar="TRACE",
+@click.option("--usage", type=NamedFile(), metavar="TRACE",
               help="What static and an uneven split go by.  [default: the replayed trace]")  # fmt: skip
 @click.option("--predictor", default="none", show_default=True, metavar="NAME|FILE",
               help="none, ema, oracle:RECALL[:PRECISION]; with --hidden token-table or a trained file.")  # fmt: skip
-@click.option("--hidden", type=click.Path(path_type=Path), help="Router inputs recorded with the trace.")
+@click.option("--hidden", type=NamedFile(), help="Router inputs recorded with the trace.")
 @click.option("--stride", type=click.IntRange(1, 8), default=1, show_default=True, help="Layers ahead to forecast.")
 @click.option("--bandwidth", type=SizeParam(above_zero=True), metavar="SIZE", default="1GiB", show_default=True,
               help="Bytes a second of the link.")  # fmt: skip
-@click.option("--latency-ms", type=click.FloatRange(min=0), default=0.1, show_default=True, help="Of one read.")
-@click.option("--compute-ms", type=click.FloatRange(min=0), default=0.5, show_default=True, help="Of a layer.")
-@click.option("--expert-ms", type=click.FloatRange(min=0), default=0.0, show_default=True,
+@click.option("--latency-ms", type=Milliseconds(), default=0.1, show_default=True, help="Of one read.")
+@click.option("--compute-ms", type=Milliseconds(), default=0.5, show_default=True, help="Of a layer.")
+@click.option("--expert-ms", type=Milliseconds(), default=0.0, show_default=True,
               help="Of one expert, within --compute-ms: reads hide behind experts that are there.")  # fmt: skip
 @click.option("--ablate", is_flag=True, help="What controller and predictor are worth: PEARL's own table.")
 @click.option("--plot", is_flag=True, help="Draw hit rate over budget for the policies.")
@@ -77,6 +95,8 @@ def command(
     for flag, other in (("--json", as_json), ("--ablate", ablate)):
         if plot and other:
             raise UsageError(f"--plot draws curves and {flag} prints something else: give one of them")
+    if ablate and evict is not None:
+        raise UsageError("--ablate runs policies of its own; leave --evict out")
     recorded = load_recorded(trace, hidden) if hidden is not None else None
     routes = recorded.trace if recorded is not None else read_trace(trace)
     ahead = predictor != "none" or ablate or evict in ENGINE_ONLY or split == "uneven"
@@ -90,6 +110,10 @@ def command(
     budget_bytes = budget.of(routes.total_expert_bytes)
     if scope == "global" and not plot and budget_bytes < routes.token_cycle_bytes:
         Terminal().warn(_below_a_cycle(budget_bytes, routes.token_cycle_bytes))
+    if used is not None and split != "uneven" and (ablate or evict not in (None, "static")):
+        Terminal().note("--usage has no effect: it is what --evict static and --split uneven go by")
+    if predictor == "none" and not ablate and hidden is not None:
+        Terminal().note("--hidden has no effect: no --predictor reads it")
     names = [evict] if evict else [name for name in POLICIES if rules == "engine" or name not in ENGINE_ONLY]
     if plot:
         click.echo(_plot(routes, names, setting, recorded))

@@ -10,6 +10,7 @@ import click
 
 from models.errors import GGUFError, UnsupportedTokenizer, UsageError
 from models.tokenizer import Tokenizer
+from pearl_cli.flag_files import NamedFile, NamedPath
 from pearl_cli.open_model import open_model
 from pearl_cli.options import RunOptions
 
@@ -19,11 +20,11 @@ from pearl_cli.options import RunOptions
     "-m",
     "--model",
     required=True,
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     help="GGUF with the vocabulary, or a Hugging Face folder.",
 )
 @click.option("-p", "--prompt", help="The text. Without -p, -f and --jsonl it is read from standard input.")
-@click.option("-f", "--file", type=click.Path(path_type=Path), help="A file with the text, taken as it is.")
+@click.option("-f", "--file", type=NamedFile(), help="A file with the text, taken as it is.")
 @click.option("--jsonl", is_flag=True, help="Read one JSON string a line from standard input; print one array a line.")
 @click.option("--no-bos", is_flag=True, help="Never put the begin-of-text token in front.")
 @click.option("--special", is_flag=True, help="Read control tokens such as <s> in the text as tokens, not as text.")

@@ -11,15 +11,16 @@ from pathlib import Path
 
 import click
 
+from pearl_cli.flag_files import NamedFile
 from pearl_cli.options import RunOptions, run_options
 
 
 @click.command(name="trace", help=__doc__)
 @run_options
-@click.option("-f", "--file", "files", type=click.Path(path_type=Path), multiple=True, required=True,
+@click.option("-f", "--file", "files", type=NamedFile(), multiple=True, required=True,
               help="A text, or .jsonl with a text or a list of chat messages a line; repeatable.")  # fmt: skip
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The trace to write.")
-@click.option("--hidden", type=click.Path(path_type=Path), help="Also write router inputs, float16, as .npz.")
+@click.option("-o", "--out", type=NamedFile(), required=True, help="The trace to write.")
+@click.option("--hidden", type=NamedFile(), help="Also write router inputs, float16, as .npz.")
 @click.option("-n", "--predict", "--n-predict", type=click.IntRange(min=0), default=0, metavar="N",
               help="Tokens to generate after each text.")  # fmt: skip
 @click.option("--chat", is_flag=True, help="Render texts by the model's chat template.")
@@ -37,7 +38,7 @@ def command(
     from pearl_cli.flag_files import check_place, file_of
     from pearl_cli.session import open_session
     from pearl_cli.terminal import Terminal
-    from pearl_cli.trace_run import TraceRun
+    from pearl_cli.trace_run import TraceRun, check_lengths
     from pearl_cli.trace_texts import encode_text, read_texts
 
     terminal = Terminal()
@@ -48,6 +49,7 @@ def command(
     with open_session(options, terminal) as session:
         template = ChatTemplate.from_metadata(session.opened.gguf.metadata, session.tokenizer) if chat else None
         prompts = [encode_text(entry, session.tokenizer, template, where) for where, entry in texts]
+        check_lengths(zip((where for where, _ in texts), prompts, strict=True), session.engine, predict)
         run = TraceRun(session, terminal, keep_hidden=hidden is not None, max_tokens=max_tokens)
         n_tokens = run.write(out, prompts, predict)
         if hidden is not None:

@@ -12,14 +12,15 @@ from pathlib import Path
 import click
 
 from models.errors import UsageError
+from pearl_cli.flag_files import NamedFile
 
 
 @click.command(name="train", help=__doc__)
-@click.argument("trace", type=click.Path(path_type=Path))
-@click.option("--hidden", type=click.Path(path_type=Path), required=True, help="Router inputs: pearl trace --hidden.")
+@click.argument("trace", type=NamedFile())
+@click.option("--hidden", type=NamedFile(), required=True, help="Router inputs: pearl trace --hidden.")
 @click.option("--predictor", type=click.Choice(["horizon-mlp", "trajectory", "mlp"]), default="horizon-mlp",
               show_default=True, help="What to train.")  # fmt: skip
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The predictor file to write.")
+@click.option("-o", "--out", type=NamedFile(), required=True, help="The predictor file to write.")
 @click.option("--width", type=click.IntRange(min=8),
               help="Hidden units.  [default: 128; trajectory 64; mlp half the model's width]")  # fmt: skip
 @click.option("--horizon", type=click.IntRange(1, 16), default=4, show_default=True, help="Events ahead.")

@@ -19,6 +19,7 @@ from models.errors import FileError, UsageError
 from models.expert_provider import RouterWeights
 from models.gguf import GGUFModel
 from models.gguf_split import name_of_whole
+from pearl_cli.flag_files import file_of
 from pearl_cli.predict.base import NextUse, Predictor
 from pearl_cli.predict.ema import EmaNextUse, EmaPredictor
 from pearl_cli.predict.fingerprint import model_fingerprint
@@ -151,8 +152,9 @@ def choose_forecasting(
     if not path.is_file():
         names = ", ".join(("auto", "none", *UNTRAINED, "oracle:RECALL[:PRECISION]"))
         raise UsageError(f"--predictor {predictor}: no such file, and no name of a predictor; names: {names}")
-    card, arrays = load_predictor(path)
-    _check_model(path, card, gguf)
+    with file_of("--predictor"):
+        card, arrays = load_predictor(path)
+        _check_model(path, card, gguf)
     chosen = ("pearl" if card.kind != "mlp" else UNTRAINED_EVICT) if evict == "auto" else evict
     return Forecasting(card.kind, True, chosen, card.stride or stride, card, arrays)
 

@@ -142,3 +142,42 @@ def test_what_cannot_be_measured_is_said_before_the_work(tiny_path, capsys, args
     out, err = capsys.readouterr()
     assert out == ""
     assert words in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--routing", "psr", "--budget", "50%"], "--price: the text has 3 tokens, fewer than one window of 128"),
+        ([], "--price: exact routing costs nothing"),
+    ],
+)
+def test_a_price_that_cannot_be_had_is_told_before_the_measuring(
+    tiny_path, tmp_path, capsys, monkeypatch, flags, words
+):
+    monkeypatch.setattr("pearl_cli.bench.run.measure", lambda *_: pytest.fail("it was measured"))
+    (tmp_path / "short.txt").write_text("abc")
+    assert main(["bench", "-m", str(tiny_path), "-n", "2", *flags, "--price", str(tmp_path / "short.txt")]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_figures_are_shown_before_a_timeline_that_fails(tiny_path, tmp_path, capsys, monkeypatch):
+    def full(self, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pearl_cli.timeline.Timeline.write", full)
+    line = ["bench", "-m", str(tiny_path), "-p", "0", "-n", "2", "-r", "1", "-o", "json", "--timeline"]
+    assert main([*line, str(tmp_path / "t.json")]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)[0]["test"] == "tg2"
+    assert err.endswith("t.json: No space left on device\n")
+
+
+def test_a_trace_that_nothing_goes_by_is_told_of(tiny_path, tmp_path, capsys):
+    text, usage = tmp_path / "t.txt", tmp_path / "u.csv"
+    text.write_text("abc")
+    assert main(["trace", "-m", str(tiny_path), "-f", str(text), "-o", str(usage)]) == 0
+    line = ["bench", "-m", str(tiny_path), "-p", "0", "-n", "2", "-r", "1", "--budget", "50%", "--usage", str(usage)]
+    for flags, told in (([], 1), (["--evict", "static"], 0), (["--ablate", "evict=static"], 0)):
+        capsys.readouterr()
+        assert main([*line, *flags]) == 0
+        assert capsys.readouterr().err.count("--usage has no effect") == told

@@ -78,6 +78,10 @@ def test_a_place_is_neither_a_device_nor_a_file_of_another_flag(tmp_path: Path) 
         (["trace", "-f", "x", "-o", "t.csv", "--hidden", "none/t.npz"], "--hidden none/t.npz: the folder none"),
         (["eval", "-f", "none.txt"], "-f none.txt: No such file"),
         (["complete", "-p", "x", "--usage", "none.csv"], "--usage none.csv: No such file"),
+        (["complete", "-f", ""], "'-f' / '--file': the name is empty (see"),
+        (["trace", "-f", "x", "-o", ""], "'-o' / '--out': the name is empty (see"),
+        (["eval", "-f", "x", "--logits", ""], "'--logits': the name is empty (see"),
+        (["simulate", ""], "'TRACE': the name is empty (see"),
     ],
 )
 def test_commands_name_the_flag(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,6 +161,10 @@ def test_bad_traces_are_named(tmp_path, text, message):
         (["--plot", "--ablate"], "--plot draws curves and --ablate prints something else"),
         (["--hidden", "none.npz"], "--hidden none.npz: No such file"),
         (["--usage", "none.csv"], "--usage none.csv: No such file"),
+        (["--latency-ms", "nan"], "'nan' is no time"),
+        (["--compute-ms", "inf"], "inf is not in the range"),
+        (["--expert-ms", "-1"], "-1.0 is not in the range"),
+        (["--ablate", "--evict", "lru"], "--ablate runs policies of its own"),
     ],
 )
 def test_flags_that_cannot_be_honoured_are_one_line(hand_trace, capsys, args, words):
@@ -169,3 +173,12 @@ def test_flags_that_cannot_be_honoured_are_one_line(hand_trace, capsys, args, wo
     assert out == ""
     assert words in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_idle"),
+    [(["--evict", "lru"], True), (["--evict", "static"], False), ([], False), (["--split", "uneven"], False)],
+)
+def test_a_trace_that_nothing_goes_by_is_told_of(hand_trace, capsys, flags, is_idle):
+    assert main(["simulate", str(hand_trace), "--usage", str(hand_trace), "--budget", "100%", *flags]) == 0
+    assert ("--usage has no effect" in capsys.readouterr().err) is is_idle

@@ -20,6 +20,7 @@ from pearl_cli.residency.eviction import make_policy
 from pearl_cli.simulate.engine_rules import replay_engine
 from pearl_cli.sizes import Size
 from pearl_cli.trace import DECODE, PREFILL, TraceWriter, read_trace
+from pearl_cli.trace_texts import read_texts
 from tests.tiny_gguf import tiny_moe
 
 LAYERS, EXPERTS, K = 3, 8, 2
@@ -118,3 +119,26 @@ def test_engine_counters_equal_the_replay_of_their_own_trace(model_path: Path, t
     assert 0 < done.misses < done.hits + done.misses
     in_file = [line.split(",") for line in path.read_text().splitlines() if line[0].isdigit()]
     assert sum(int(row[7]) for row in in_file if row[1] == "1") == done.hits
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "flags", "words"),
+    [
+        ("t.jsonl", "\n\n", [], "-f: there is no text to record"),
+        ("t.txt", "abc" * 40, ["-n", "2"], "t.txt: its 120 tokens do not fit the context of 64; shorten it"),
+        ("t.jsonl", '"a"\n"' + "b" * 70 + '"\n', ["-n", "2"], "t.jsonl: line 2: its 70 tokens do not fit"),
+    ],
+)
+def test_what_cannot_be_recorded_is_told_before_anything_is(
+    name: str, content: str, flags: list[str], words: str, model_path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UsageError, match=words):
+        trace(model_path, tmp_path / name, "--hidden", str(tmp_path / "h.npz"), *flags)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_line_of_jsonl_ends_at_a_newline_alone(tmp_path: Path) -> None:
+    """JSON strings may hold other characters at which Python cuts lines."""
+    (tmp_path / "t.jsonl").write_text('"a\u2028b\x85c"\r\n"d"', encoding="utf-8")
+    assert [entry for _, entry in read_texts([tmp_path / "t.jsonl"])] == ["a\u2028b\x85c", "d"]

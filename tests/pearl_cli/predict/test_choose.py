@@ -133,7 +133,7 @@ def test_its_name_leaves_out_the_shard_number(tmp_path: Path) -> None:
 def test_a_predictor_of_another_model(model: GGUFModel, tmp_path: Path) -> None:
     """Named: refused. Only lying there: said, and not used."""
     path = save_for(model, tmp_path / "tiny.forecast.gguf", fingerprint="0" * 32)
-    with pytest.raises(FileError, match=r"trained for another model \(tiny\)"):
+    with pytest.raises(FileError, match=r"^--predictor .*trained for another model \(tiny\)"):
         choose_forecasting(model, str(path), 1, "auto")
     notes: list[str] = []
     assert choose_forecasting(model, "auto", 1, "auto", notes.append).evict == "lfru"

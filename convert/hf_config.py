@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "Gemma4ForConditionalGeneration": "gemma4",
     "Glm4MoeForCausalLM": "glm4moe",
     "Glm4MoeLiteForCausalLM": "deepseek2",
+    "Glm4vMoeForConditionalGeneration": "glm4moe",
     "GptOssForCausalLM": "gpt-oss",
     "GraniteMoeForCausalLM": "granitemoe",
     "GraniteMoeSharedForCausalLM": "granitemoe",

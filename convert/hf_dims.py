@@ -112,6 +112,7 @@ def _glm4(config: HfValues) -> Fields:
         "num_groups": groups if groups > 1 else None,
         "num_groups_used": config.integer("topk_group") if groups > 1 else None,
         "norm_topk_prob": _norm(config, True),
+        "rope_sections": config.rope_sections() if "mrope_section" in config.rope() else None,  # of GLM-4.5V
         **_shared(config),
     }
 

@@ -11,7 +11,7 @@ from typing import Any
 from convert.hf_rope import rotated_components
 from convert.hf_values import HfValues
 from models.config_recurrent import DeltaNetConfig
-from models.errors import CheckpointError, UnsupportedError
+from models.errors import UnsupportedError
 
 Fields = dict[str, Any]
 
@@ -79,14 +79,9 @@ def qwen3_vl_fields(config: HfValues) -> Fields:
 
 
 def _rope_sections(config: HfValues, default: list[int]) -> tuple[int, ...]:
-    """Components that rotate with each axis of a picture; text has one position for all."""
-    rope = config.rope()
-    if rope.get("mrope_interleaved", True) is not True:
-        raise UnsupportedError(f"{config.path}: mrope_interleaved {rope['mrope_interleaved']} is not supported")
-    sections = rope.get("mrope_section", default)
-    if not isinstance(sections, list) or not all(type(n) is int and n >= 0 for n in sections) or len(sections) > 4:
-        raise CheckpointError(f"{config.path}: mrope_section is {sections!r}, not up to four whole numbers")
-    return tuple(sections + [0] * (4 - len(sections)))
+    """Components that rotate with each axis of a picture, which a GGUF takes to lie in turn."""
+    HfValues.of(config, config.rope()).require("mrope_interleaved", True)
+    return config.rope_sections(default)
 
 
 def _recurrent_layers(config: HfValues) -> tuple[bool, ...]:

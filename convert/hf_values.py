@@ -107,6 +107,15 @@ class HfValues:
             raise UnsupportedError(f"{self.path}: rope_parameters without {kind!r} are not supported")
         return HfValues.of(self, rope)
 
+    def rope_sections(self, default: list[int] | None = None) -> tuple[int, ...]:
+        """Components that rotate with each axis of a picture, filled up to four; text has one position for all. Raises
+        CheckpointError.
+        """
+        sections = self.rope().get("mrope_section", default)
+        if not isinstance(sections, list) or not all(type(n) is int and n >= 0 for n in sections) or len(sections) > 4:
+            raise CheckpointError(f"{self.path}: mrope_section is {sections!r}, not up to four whole numbers")
+        return tuple(sections + [0] * (4 - len(sections)))
+
     def require(self, key: str, *allowed: Any) -> None:
         """Raise UnsupportedError where `key` is there and none of `allowed` (null counts as not there)."""
         value = self.values.get(key)

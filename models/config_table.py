@@ -134,7 +134,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "glm4moe": Architecture(
         rope_interleaved=False,
-        fields=COMMON | _SHARED | {"unused_layers": Key("nextn_predict_layers", int, 0, "none")},
+        fields=COMMON | _SHARED | _SECTIONS | {"unused_layers": Key("nextn_predict_layers", int, 0, "none")},
         neutral=without(NEUTRAL, "expert_shared_count", "leading_dense_block_count", "nextn_predict_layers"),
     ),
     "gpt-oss": Architecture(

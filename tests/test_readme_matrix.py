@@ -31,7 +31,7 @@ MODELS = {
     "dots1": "dots.llm1",
     "ernie4_5-moe": "ERNIE 4.5 with experts, text only",
     "gemma4": "Gemma 4 with experts",
-    "glm4moe": "GLM-4.5 and GLM-4.5-Air",
+    "glm4moe": "GLM-4.5 and GLM-4.5-Air, the text half of 4.5V",
     "gpt-oss": "gpt-oss",
     "granitemoe": "Granite 3 with experts",
     "hunyuan-moe": "Hunyuan-A13B",

@@ -62,14 +62,16 @@ def metadata(config: Any) -> dict[str, Any]:
     }
 
 
-def as_published(folder: Path) -> Path:
-    """The folder of such a tiny model as Qwen's are: text under `language_model` and `text_config`, stacks of experts
-    with inputs before outputs, and beside them the half that sees.
+def as_published(folder: Path, model_class: str | None = None, **rope: Any) -> Path:
+    """The folder of a tiny model as those of models that see are: text under `language_model` and `text_config`, stacks
+    of experts with inputs before outputs, and beside them the half that sees. `rope`: more rope parameters.
     """
     settings, weights = folder / "config.json", folder / "model.safetensors"
     text = json.loads(settings.read_text())
     vision = {"depth": 4, "hidden_size": 8, "num_heads": 2, "deepstack_visual_indexes": [2]}
-    whole = {"architectures": text.pop("architectures"), "text_config": text, "vision_config": vision}
+    text["rope_parameters"] |= rope
+    named = text.pop("architectures") if model_class is None else [model_class]
+    whole = {"architectures": named, "text_config": text, "vision_config": vision}
     settings.write_text(json.dumps(whole | {"tie_word_embeddings": text["tie_word_embeddings"]}))
     tensors = {"model.visual.pos_embed.weight": np.zeros((4, 8), np.float32)}
     for name, array in load_file(weights).items():

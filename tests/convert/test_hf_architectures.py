@@ -20,6 +20,8 @@ from kernels.quant_types import QuantType
 from models.errors import CheckpointError, UnsupportedError
 from models.gguf import GGUFModel
 from tests.convert.checkpoints import config, write_folder
+from tests.tiny_models import save_hf, tiny_model
+from tests.tiny_seeing import as_published
 
 HEADS, NOPE, VALUE, RANK, ROPE, HIDDEN, WIDTH = 3, 4, 5, 8, 2, 32, 32
 F32 = ConvertOptions(quant="f32", with_vocab=False)
@@ -197,3 +199,13 @@ def test_dense_layers_are_stated_by_number_or_by_kind() -> None:
     for kinds in (["sparse", "dense"], ["dense"], ["dense", "other"], "dense"):
         with pytest.raises(UnsupportedError, match="mlp_layer_types is not 2 layers, first dense and then sparse"):
             dense(**glm, mlp_layer_types=kinds)
+
+
+def test_the_text_half_of_a_glm_that_sees(tmp_path: Path) -> None:
+    model, options = tiny_model("glm4moe"), F32
+    plain = convert(save_hf(model, tmp_path / "plain"), tmp_path / "a", options)
+    seeing = as_published(save_hf(model, tmp_path / "hf"), "Glm4vMoeForConditionalGeneration", mrope_section=[2, 2, 2])
+    with GGUFModel.open(plain) as a, GGUFModel.open(convert(seeing, tmp_path / "b", options)) as b:
+        assert {n: a.read(n).tobytes() for n in a.tensors} == {n: b.read(n).tobytes() for n in b.tensors}
+        assert b.metadata["glm4moe.rope.dimension_sections"].tolist() == [2, 2, 2, 0]
+        assert "glm4moe.rope.dimension_sections" not in a.metadata

@@ -129,6 +129,7 @@ CASES = {
     "glm4moe_plain_attention": Case("glm4moe", {"attention_bias": False, "use_qk_norm": False}),
     "glm4moe_one_expert": Case("glm4moe", {"num_experts_per_tok": 1}),
     "glm4moe_all_experts": Case("glm4moe", {"num_experts_per_tok": 5, "first_k_dense_replace": 0}),
+    "glm4moe_sections": Case("glm4moe", {}, {"glm4moe.rope.dimension_sections": [2, 2, 2, 0]}),
     "gpt_oss": Case("gpt-oss"),
     "gpt_oss_one_expert": Case("gpt-oss", {"num_experts_per_tok": 1, "sliding_window": 1}),
     "gpt_oss_all_experts": Case("gpt-oss", {"num_experts_per_tok": 5, "num_key_value_heads": 1}),

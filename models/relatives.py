@@ -9,10 +9,12 @@ from collections.abc import Collection
 
 # By the beginning of the name; the first that fits. What they share is said where names alone would mislead.
 _RELATIVES = {
+    "afmoe": "dots1",
     "arctic": "llama",  # a dense half beside Mixtral's experts
     "bailingmoe": "glm4moe",  # sigmoid, groups, a shared expert
     "cohere2moe": "olmoe",
     "dbrx": "llama",
+    "deci": "llama",
     "deepseek": "deepseek2",
     "dots": "dots1",
     "ernie": "ernie4_5-moe",
@@ -23,14 +25,21 @@ _RELATIVES = {
     "gpt2": "gpt-oss",
     "granite": "granitemoe",
     "grok": "llama",
+    "grovemoe": "qwen3moe",
     "hunyuan": "hunyuan-moe",
+    "hy_v4": "deepseek2",
     "hy_v": "dots1",  # Qwen3's attention, experts scored by sigmoid with a bias, shared ones
     "jamba": "qwen3next",
+    "kimi-linear": "qwen3next",
     "kimi": "deepseek2",
+    "laguna": "mellum",  # windows in most layers, and a rotation for each kind
     "lfm2": "lfm2moe",
     "llada": "olmoe",
     "llama": "llama",
     "mamba": "qwen3next",  # a recurrent state in attention's place
+    "mimo": "gpt-oss",  # windows and sinks
+    "minicpm": "granitemoe",  # constant factors
+    "minimax-01": "qwen3next",
     "minimax": "minimax-m2",
     "mistral4": "deepseek2",
     "mistral": "llama",
@@ -43,6 +52,7 @@ _RELATIVES = {
     "qwen3vl": "qwen3vlmoe",
     "qwen3": "qwen3moe",
     "qwen": "qwen2moe",
+    "rnd1": "qwen3moe",
     "rwkv": "qwen3next",
     "smallthinker": "qwen3moe",
 }

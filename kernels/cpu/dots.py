@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu import dot_float, dot_iq4_xs, dot_k, dot_k_staged, dot_legacy
+from kernels.cpu import dot_float, dot_iq4_xs, dot_k, dot_k_staged, dot_k_tables, dot_legacy
 from kernels.cpu.features import TARGET, Target
 from kernels.cpu.native import Emit, address_of
 from kernels.cpu.quantize_activations import FORM_KEYS, FORM_Q8_32, QUANTIZERS
@@ -18,7 +18,7 @@ from kernels.quant_types import QuantType
 
 DIRECT_TYPES: tuple[QuantType, ...] = (*dot_float.FLOAT_TYPES, *dot_legacy.UNPACK, *dot_k.UNPACK)
 N_ROW_ARGUMENTS = 6
-_ARRANGING = (dot_legacy, dot_iq4_xs)  # families that lay the record out anew, once for all rows of a call
+_ARRANGING = (dot_legacy, dot_iq4_xs, dot_k_tables)  # families that lay the record out anew, once for a call's rows
 
 
 def _family(quant_type: QuantType) -> Any:
@@ -29,6 +29,8 @@ def _family(quant_type: QuantType) -> Any:
         return dot_iq4_xs
     if quant_type in dot_k_staged.STAGED:
         return dot_k_staged
+    if quant_type in dot_k_tables.TABLED:
+        return dot_k_tables
     return dot_k if quant_type in dot_k.UNPACK else dot_legacy
 
 

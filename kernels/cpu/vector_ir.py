@@ -160,6 +160,21 @@ class Emitter(BasicEmitter):
         """table[index & 15] for 64 byte lanes, where `permutes_bytes`: that instruction reads 6 bits of an index."""
         return self.call("llvm.x86.avx512.permvar.qi.512", index.type, [self.const(index.type, [*table] * 4), index])
 
+    def lookup_in_lanes(self, tables: Any, index: Any) -> Any:
+        """table[index & 15] for 64 byte lanes, each 16 of which have a table of their own; bit 7 of an index is 0. For
+        avx512vnni alone."""
+        return self._pshufb(tables, index)
+
+    def merged(self, mask: int, x: Any, y: Any) -> Any:
+        """Bits `mask` of each byte from x and the others from y, 64 byte lanes, in one instruction; for avx512vnni
+        alone."""
+        words = vec(I32, 16)
+        x, y = self.b.bitcast(x, words), self.b.bitcast(y, words)
+        masks = self.const(words, mask * 0x01010101)
+        choose = self.i32(0xCA)  # truth table: bits of the second operand where the first has ones
+        found = self.call("llvm.x86.avx512.pternlog.d.512", words, [masks, x, y, choose])
+        return self.b.bitcast(found, vec(I8, 64))
+
     def _pshufb(self, value: Any, index: Any) -> Any:
         name = "llvm.x86.avx2.pshuf.b" if value.type.count == 32 else "llvm.x86.avx512.pshuf.b.512"
         return self.call(name, value.type, [value, index])

@@ -36,6 +36,38 @@ def test_shifted_is_shift_and_mask(shift: int, mask: int, isa: str) -> None:
     np.testing.assert_array_equal(found, moved & mask)
 
 
+@pytest.mark.parametrize("isa", RUNNABLE)
+@pytest.mark.parametrize("gfni", [True, False])
+def test_parities_are_those_of_chosen_bits(gfni: bool, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bit_fields, "_HAS_GFNI", gfni and bit_fields._HAS_GFNI)
+    rows, plus = [[0x81, 0, 0x40, 1, 2, 0x33, 0x80], [0x10, 0xFF]], 0x85
+    values, found = np.arange(256, dtype=np.uint8), np.zeros(256, np.uint8)
+
+    def emit(e: Emitter, x: object, out: object) -> None:
+        for n in range(0, 256, 32):
+            e.store(bit_fields.parities(e, e.load(e.at(x, n), vec(I8, 32)), rows, plus), e.at(out, n))
+
+    run = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 2)(address_of(f"parities_{gfni}", 2, emit, target(isa)))
+    run(values.ctypes.data, found.ctypes.data)
+    for value, got in zip(values.tolist(), found.tolist(), strict=True):
+        bits = [(value & row).bit_count() % 2 << i for i, row in enumerate(rows[value // 8 % 2])]
+        assert got == sum(bits) ^ plus
+
+
+@pytest.mark.parametrize("isa", RUNNABLE)
+def test_shifted_adds_bits(isa: str) -> None:
+    values, found = np.arange(40, 72, dtype=np.uint8), np.zeros((2, 32), np.uint8)
+
+    def emit(e: Emitter, x: object, out: object) -> None:
+        value = e.load(x, vec(I8, 32))
+        for row, shift in enumerate((0, 2)):
+            e.store(bit_fields.shifted(e, value, shift, 3, 12), e.at(out, 32 * row))
+
+    run = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 2)(address_of("bits_plus", 2, emit, target(isa)))
+    run(values.ctypes.data, found.ctypes.data)
+    np.testing.assert_array_equal(found, [values & 3 | 12, values >> 2 & 3 | 12])
+
+
 @pytest.mark.parametrize("name", ["MXFP4", "IQ4_NL", "Q4_0", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_XS"])
 def test_dots_do_not_depend_on_gfni_and_vbmi(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quant_type, n_cols = QuantType[name], 1280

@@ -12,7 +12,7 @@ import numpy as np
 from pearl_cli.predict.expected_next_use import expected_next_use
 from pearl_cli.predict.online_calibration import OnlineCalibration
 from pearl_cli.predict.predictor_file import PredictorCard
-from pearl_cli.predict.reuse_history import ReuseHistory
+from pearl_cli.predict.reuse_history import NUM_FEATURES, ReuseHistory
 
 _SMALLEST_RATE = 1e-4
 
@@ -29,12 +29,17 @@ class HorizonForecaster:
         self.latest: dict[int, np.ndarray] = {}
         self._arrays = arrays
         self._recalibrates = recalibrates
+        # Imported here: numba takes half a second to load, and replays without a trained forecast do not come here.
+        from kernels.cpu.horizon_head import forecast_one
+
+        self._forecast_one = forecast_one
         self._calibration = {layer: OnlineCalibration(card.horizon, card.num_experts) for layer in card.layers}
-        _compile(card.num_experts)
-        shape = (1, card.horizon, card.num_experts)  # of one token: a decoded one allocates nothing of that size
-        self._logits = {layer: np.empty((1, shape[1] * shape[2]), np.float32) for layer in card.layers}
-        self._added, self._silent = np.empty(shape, np.float32), np.empty(shape)
         self._history = {layer: ReuseHistory(card.num_experts, card.num_experts_per_tok) for layer in card.layers}
+        # of one token: a decoded one allocates nothing of that size
+        shape = (1, card.horizon, card.num_experts)
+        self._probabilities = {layer: np.empty(shape, np.float32) for layer in card.layers}
+        self._features = np.empty((1, NUM_FEATURES, card.num_experts), np.float32)
+        self._compile()
 
     def begin(self, token_ids: np.ndarray, start: int, phase: str) -> None:
         pass
@@ -44,28 +49,43 @@ class HorizonForecaster:
 
     def expected(self, layer: int, x: np.ndarray, topk_ids: np.ndarray) -> np.ndarray:
         """As `NextUse.expected`."""
+        if len(x) == 1:
+            return self._observe_one(layer, self._states(layer, x), topk_ids)[2]
         probabilities, frequency = self.observe(layer, x, topk_ids)
         # Beyond the horizon an expert is taken to have no memory, at a rate between the last forecast and its frequency
         # over about 100 events: on recorded text that told next uses apart better than a moving mean of reuse gaps.
         rate = 0.5 * (probabilities[:, -1] + frequency)
-        work = self._silent if len(x) == 1 else None
-        return expected_next_use(probabilities, 1.0 / np.maximum(rate, _SMALLEST_RATE), work)
+        return expected_next_use(probabilities, 1.0 / np.maximum(rate, _SMALLEST_RATE))
 
     def observe(self, layer: int, x: np.ndarray, topk_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One call of `layer`: (probabilities float32 [T, K, E], slowest frequency float64 [T, E] after each event);
         remembers the events. One token's probabilities are there until the layer's next call.
         """
-        card, blk, one = self.card, f"blk.{layer}.", len(x) == 1
-        flat = np.matmul(self._states(layer, x), self._arrays[blk + "w2"], out=self._logits[layer] if one else None)
+        card, blk = self.card, f"blk.{layer}."
+        states = self._states(layer, x)
+        if len(x) == 1:
+            return self._observe_one(layer, states, topk_ids)[:2]
+        flat = states @ self._arrays[blk + "w2"]
         flat += self._arrays[blk + "b2"]
         logits: np.ndarray = flat.reshape(len(x), card.horizon, card.num_experts)
         features, frequency = self._history[layer].record_all(topk_ids)
-        logits += np.matmul(self._arrays[blk + "c"], features, out=self._added if one else None)
+        logits += self._arrays[blk + "c"] @ features
         if self._recalibrates:
             self._calibration[layer].recalibrate(logits, topk_ids)
         probabilities = sigmoid(logits)
         self.latest[layer] = probabilities[-1]
         return probabilities, frequency
+
+    def _observe_one(
+        self, layer: int, states: np.ndarray, topk_ids: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """As `observe` and, third, `expected`, of one token whose network has `states` [1, width], compiled."""
+        probabilities = self._probabilities[layer]
+        frequency, expected = np.empty((2, 1, self.card.num_experts))
+        history, calibration = self._history[layer], self._calibration[layer]
+        self._run_one(layer, states, topk_ids, history, calibration, frequency, expected)
+        self.latest[layer] = probabilities[0]
+        return probabilities, frequency, expected
 
     def _states(self, layer: int, x: np.ndarray) -> np.ndarray:
         """float32 [T, width] that the head reads."""
@@ -74,12 +94,27 @@ class HorizonForecaster:
         np.maximum(h, 0.0, out=h)
         return h
 
+    def _run_one(
+        self, layer: int, states: np.ndarray, topk_ids: np.ndarray, history: ReuseHistory, calibration:
+        OnlineCalibration, frequency: np.ndarray, expected: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Writes the layer's probabilities, `frequency` and `expected` [1, E]."""
+        arrays, blk = self._arrays, f"blk.{layer}."
+        self._forecast_one(
+            states, arrays[blk + "w2"], arrays[blk + "b2"], arrays[blk + "c"], topk_ids.astype(np.int64),
+            *history.begin_events(1), self._recalibrates, *calibration.begin_events(1), _SMALLEST_RATE,
+            self._features, self._probabilities[layer], frequency, expected,
+        )  # fmt: skip
 
-def _compile(num_experts: int) -> None:
-    """Now, not in the first token."""
-    one = np.zeros((1, 1), np.int64)
-    ReuseHistory(num_experts, 1).record_all(one)
-    OnlineCalibration(1, num_experts).recalibrate(np.zeros((1, 1, num_experts), np.float32), one)
+    def _compile(self) -> None:
+        """Now, not in the first token."""
+        card, one = self.card, np.zeros((1, 1), np.int64)
+        history, calibration = ReuseHistory(card.num_experts, 1), OnlineCalibration(card.horizon, card.num_experts)
+        history.record_all(one)
+        calibration.recalibrate(np.zeros((1, card.horizon, card.num_experts), np.float32), one)
+        frequency, expected = np.empty((2, 1, card.num_experts))
+        states = np.zeros((1, card.width), np.float32)
+        self._run_one(card.layers[0], states, one, history, calibration, frequency, expected)
 
 
 def sigmoid(z: np.ndarray) -> np.ndarray:

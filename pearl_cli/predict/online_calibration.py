@@ -30,11 +30,17 @@ class OnlineCalibration:
         # Imported here: numba takes half a second to load, and replays without a trained forecast do not come here.
         from kernels.cpu.online_calibration import recalibrate_all
 
-        recalibrate_all(
-            logits, topk_ids.astype(np.int64), self.scale, self._curvature, self._ring, self._used, self._n_seen,
-            _FADING, _PRIOR,
-        )  # fmt: skip
-        self._n_seen += len(logits)
+        recalibrate_all(logits, topk_ids.astype(np.int64), *self.begin_events(len(logits)))
+
+    def begin_events(
+        self, count: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int, float, float]:
+        """What compiled code needs to learn from the next `count` events, which count as seen from here on: scale,
+        curvature, raw logits of the last events, room, events before these, and how fast what was learned fades.
+        """
+        before = self._n_seen
+        self._n_seen += count
+        return self.scale, self._curvature, self._ring, self._used, before, _FADING, _PRIOR
 
     def settle(self, logits: np.ndarray, topk_ids: np.ndarray) -> None:
         """Learn from one event topk_ids [n] that raw `logits` [E] were forecast for. Horizon 1 only."""

@@ -13,7 +13,7 @@ NUM_FEATURES = len(DECAYS) + 2
 
 class ReuseHistory:
     """frequency float64 [len(DECAYS), E]: decayed share of events that used an expert; gap float64 [E]: moving mean
-    of the events between two uses; age int64 [E]: events since the last use.
+    of the events between two uses.
     """
 
     __slots__ = ("_clock", "_decay", "_last_use", "frequency", "gap")
@@ -35,10 +35,6 @@ class ReuseHistory:
         self.gap[expert_ids] += _GAP_SMOOTHING * (self._clock - last - self.gap[expert_ids])
         self._last_use[expert_ids] = self._clock
 
-    @property
-    def age(self) -> np.ndarray:
-        return self._clock - self._last_use
-
     def record_all(self, topk_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Events topk_ids [T, K] in order. Returns what was known right after each: features float32 [T, NUM_FEATURES,
         E] (log odds of each frequency, log of age + 1 and of gap) and the slowest frequency float64 [T, E].
@@ -49,9 +45,13 @@ class ReuseHistory:
         n_tokens, num_experts = len(topk_ids), self.gap.size
         features = np.empty((n_tokens, NUM_FEATURES, num_experts), np.float32)
         slowest = np.empty((n_tokens, num_experts))
-        record_all(
-            topk_ids.astype(np.int64), self._decay[:, 0], _GAP_SMOOTHING, self.frequency, self.gap, self._last_use,
-            self._clock, features, slowest,
-        )  # fmt: skip
-        self._clock += n_tokens
+        record_all(topk_ids.astype(np.int64), *self.begin_events(n_tokens), features, slowest)
         return features, slowest
+
+    def begin_events(self, count: int) -> tuple[np.ndarray, float, np.ndarray, np.ndarray, np.ndarray, int]:
+        """What compiled code needs to record the next `count` events, which count as seen from here on: decay,
+        smoothing of gaps, frequency, gap, last uses, and the clock before them.
+        """
+        before = self._clock
+        self._clock += count
+        return self._decay[:, 0], _GAP_SMOOTHING, self.frequency, self.gap, self._last_use, before

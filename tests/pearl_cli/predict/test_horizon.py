@@ -61,6 +61,36 @@ def test_a_prompt_at_once_equals_token_by_token(kind: str) -> None:
     assert (whole >= 1.0).all()
 
 
+@pytest.mark.parametrize("recalibrates", [True, False])
+@pytest.mark.parametrize("kind", ["horizon-mlp", "trajectory"])
+def test_one_token_compiled_equals_the_arrays_that_define_it(kind: str, recalibrates: bool) -> None:
+    """Long enough for slopes and offsets to have moved; experts in the order in which they would leave. The last one
+    nobody expects, so that the least rate counts.
+    """
+    rng = np.random.default_rng(3)
+    card, arrays = random_predictor(kind, num_experts=20, num_experts_per_tok=4)
+    arrays["blk.0.b2"].reshape(card.horizon, 20)[:, -1] = -90.0
+    by_array, in_steps, compiled = (make_forecaster(card, arrays, recalibrates) for _ in range(3))
+    x = rng.standard_normal((80, HIDDEN)).astype(np.float32)
+    ids = np.stack([rng.choice(14, 4, replace=False) for _ in x]).astype(np.int32)
+    for forecaster in (by_array, in_steps, compiled):
+        forecaster.begin(np.zeros(80, np.int64), 0, "prefill")
+        forecaster._history[0].frequency[:, -1] = 0.0
+    next_uses = by_array.expected(0, x, ids)
+    probabilities, _ = in_steps.observe(0, x, ids)
+    for t in range(len(x)):
+        row = compiled.expected(0, x[t : t + 1], ids[t : t + 1])
+        np.testing.assert_allclose(compiled.latest[0], probabilities[t], atol=FORECAST_FLOAT32)
+        np.testing.assert_allclose(row[0], next_uses[t], rtol=FORECAST_FLOAT32)
+        np.testing.assert_array_equal(np.argsort(-row[0]), np.argsort(-next_uses[t]))
+    assert recalibrates or row[0, -1] == pytest.approx(card.horizon + 1e4)
+    one, seen = compiled.observe(0, x[:1], ids[:1])
+    again, known = by_array.observe(0, np.concatenate([x[:1], x[:1]]), np.concatenate([ids[:1], ids[:1]]))
+    np.testing.assert_allclose(one[0], again[0], atol=FORECAST_FLOAT32)
+    np.testing.assert_array_equal(seen[0], known[0])
+    assert (abs(compiled._calibration[0].scale - [1.0, 0.0]).max() > 0.1) == recalibrates
+
+
 @pytest.mark.parametrize("kind", ["horizon-mlp", "trajectory"])
 def test_fresh_has_seen_nothing(kind: str) -> None:
     x, ids = tokens()

@@ -88,6 +88,14 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
     return made
 
 
+def named_imatrix(path: Path) -> ImportanceMatrix:
+    """The same for the flag --imatrix, with which a fault then begins."""
+    try:
+        return read_imatrix(path)
+    except FileError as error:
+        raise type(error)(f"--imatrix {error}") from error
+
+
 def _read_gguf(path: Path, digest: str) -> ImportanceMatrix:
     with GGUFModel.open(path) as file:
         if file.metadata.get("general.type") != "imatrix":

@@ -19,7 +19,7 @@ import numpy as np
 from convert.check_options import check_options
 from convert.consume import Consumption, find_record, resumed_plan, start
 from convert.gguf_layout import OutputTensor
-from convert.imatrix import Floats, ImportanceMatrix, read_imatrix
+from convert.imatrix import Floats, ImportanceMatrix, named_imatrix
 from convert.open_source import open_source
 from convert.plan import ConvertOptions, Plan, plan_conversion
 from convert.quantize import quantize_q8_0_rows, quantize_rows
@@ -81,7 +81,7 @@ def _go_on_consuming(
     try:
         plan = resumed_plan(found, remains, out_dir)
         if options.imatrix is not None:
-            plan = dataclasses.replace(plan, imatrix=read_imatrix(options.imatrix))
+            plan = dataclasses.replace(plan, imatrix=named_imatrix(options.imatrix))
         return write_plan(plan, options.threads, progress, start(remains, source, plan, options))
     finally:
         remains.close()

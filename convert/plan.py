@@ -14,7 +14,7 @@ import numpy as np
 from convert.gguf_layout import FileLayout, OutputTensor
 from convert.gguf_metadata import Metadata
 from convert.identity import fingerprint, set_id
-from convert.imatrix import ImportanceMatrix, read_imatrix
+from convert.imatrix import ImportanceMatrix, named_imatrix
 from convert.mixes import MixFacts
 from convert.quantize import F16_MAX
 from convert.recipe import Recipe, parse_recipe
@@ -121,7 +121,7 @@ def _read_importances(
     """The importance matrix at `path`, checked against the model; what it leaves open is noted."""
     from kernels.cpu.quantize import WEIGHTED_TYPES
 
-    imatrix = read_imatrix(path)
+    imatrix = named_imatrix(path)
     found = {tensor.name: imatrix.rows_for(tensor.name, tensor.shape) for tensor in source.tensors}
     converted = [t.name for t in source.tensors if types[t.name] is not t.rows.quant_type]
     searched = [name for name in converted if types[name] in WEIGHTED_TYPES]

@@ -105,6 +105,12 @@ class Override:
             return named
         return named and layer is not None and self.first_layer <= layer <= self.last_layer
 
+    def __str__(self) -> str:
+        """What it names, as typed."""
+        if self.first_layer is None:
+            return self.role
+        return f"{self.role}@{self.first_layer}-{self.last_layer}"
+
     @property
     def specificity(self) -> int:
         return 2 * self.role.count(".") + (self.first_layer is not None)
@@ -124,6 +130,7 @@ class Recipe:
     facts: MixFacts | None = None
     keeps: frozenset[QuantType] = frozenset()
     named_after: QuantType | None = None
+    _met: set[Override] = field(default_factory=set)
     _kept: Counter[tuple[str, QuantType]] = field(default_factory=Counter)
     _fallbacks: Counter[tuple[str, int, QuantType, QuantType]] = field(default_factory=Counter)
 
@@ -141,6 +148,7 @@ class Recipe:
     def _wanted(self, name: str, role: str, n_cols: int, source_type: QuantType, tied: bool) -> QuantType:
         layer = _layer_of(name)
         chosen = [override for override in self.overrides if override.matches(role, layer)]
+        self._met.update(chosen)
         if chosen:
             return max(enumerate(chosen), key=lambda item: (item[1].specificity, item[0]))[1].quant_type
         if self.default is None:
@@ -156,8 +164,11 @@ class Recipe:
         return Q.Q6_K if is_output and self.default in _BELOW_SIX_BITS else self.default
 
     def notes(self) -> list[str]:
-        """One line for each role whose rows forced another type than asked for, or whose type stays."""
-        kept = [
+        """One line for each role whose rows forced another type than asked for, or whose type stays, and for each entry
+        of the recipe that no tensor of the model answers to.
+        """
+        kept = [f"--recipe: this model has no {each}" for each in self.overrides if each not in self._met]
+        kept += [
             f"{role}: {count} tensors are {stored.name} in the checkpoint and stay so"
             for (role, stored), count in self._kept.items()
         ]
@@ -184,6 +195,8 @@ class Recipe:
 def parse_recipe(quant: str | None, recipe: str | None) -> Recipe:
     """`--quant` and `--recipe` as a Recipe. Raises UsageError or UnsupportedQuantType on what it cannot read."""
     overrides = [_parse_override(part) for part in recipe.split(",") if part.strip()] if recipe else []
+    if recipe is not None and not overrides:
+        raise UsageError(f"--recipe: '{recipe}' names no role; write ROLE=TYPE,..., or leave it out")
     _check_once(overrides)
     mix = MIXES.get(quant.strip().lower()) if quant is not None else None
     if mix is not None:

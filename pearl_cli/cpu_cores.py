@@ -60,6 +60,14 @@ def bound_threads(options: RunOptions, notify: Callable[[str], None]) -> Iterato
         affinity.bind([cores] * threads)
 
 
+def within_cores(asked: int, work: str, notify: Callable[[str], None]) -> int:
+    """Threads for `-t`: more than the cores that this process may use would only take memory, and are not made."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if asked > cores:
+        notify(f"-t {asked}: this process may use {cores} cores, so {cores} threads {work}")
+    return min(asked, cores)
+
+
 def _missing(cores: frozenset[int]) -> str:
     """The first of them, and how many others there are."""
     first, others = min(cores), len(cores) - 1

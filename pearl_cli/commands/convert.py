@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pearl_cli.flag_files import NamedPath
+from pearl_cli.flag_files import NamedPath, file_of
 from pearl_cli.sizes import Size, SizeParam
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def command(
     shard_size: Size | None,
     no_vocab: bool,
     order_trace: Path | None,
+    threads: int | None,
     **flags: object,
 ) -> None:
     """Convert SOURCE into a model that pearl opens.
@@ -83,16 +84,18 @@ def command(
     the path to open.
     """
     from convert.plan import ConvertOptions
+    from pearl_cli.cpu_cores import within_cores
 
     if out is None and not dry_run:
         raise click.UsageError("give the directory to write into with -o (or --dry-run)")
     if flags["unify"] and not flags["merge"]:
         raise click.UsageError("--unify goes with --merge: only in a stack do experts share a type; leave it out")
+    flags["threads"] = within_cores(threads, "quantise", lambda line: click.echo(line, err=True)) if threads else 0
     options = ConvertOptions(
         shard_bytes=shard_size.n_bytes if shard_size else None,
         with_vocab=not no_vocab,
         expert_order=None if order_trace is None else _order(order_trace),
-        **{name: value or 0 if name == "threads" else value for name, value in flags.items()},  # type: ignore[arg-type]
+        **flags,  # type: ignore[arg-type]
     )
     if dry_run:
         _show_plan(source, out or Path("."), options)
@@ -106,7 +109,8 @@ def _order(path: Path) -> tuple[tuple[int, ...], ...]:
     from convert.expert_order import mean_stretches, order_by_coactivation
     from pearl_cli.trace import read_trace
 
-    trace = read_trace(path)
+    with file_of("--order"):
+        trace = read_trace(path)
     choices = [(event.layer, event.expert_ids) for event in trace.events(token_by_token=True)]
     order = order_by_coactivation(choices, trace.num_layers, trace.num_experts)
     before, after = mean_stretches(choices, None), mean_stretches(choices, order)

@@ -27,7 +27,7 @@ from pearl_cli.flag_files import NamedFile
 @click.option("--stride", type=click.IntRange(1, 8), default=2, show_default=True, help="Layers ahead, for mlp.")
 @click.option("--epochs", type=click.IntRange(min=1), default=8, show_default=True, help="Passes over the trace.")
 @click.option("-t", "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of torch.")
-@click.option("-s", "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Random seed.")
+@click.option("-s", "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Random seed.")
 def command(
     trace: Path,
     hidden: Path,
@@ -40,6 +40,7 @@ def command(
     threads: int,
     seed: int,
 ) -> None:
+    from pearl_cli.cpu_cores import within_cores
     from pearl_cli.flag_files import check_place
     from pearl_cli.predict.judge import judged
     from pearl_cli.predict.predictor_file import PredictorCard, as_stored, save_predictor
@@ -53,7 +54,7 @@ def command(
         raise UsageError("pearl train needs torch: pip install 'pearl-moe[train]'") from error
     check_place("-o", out, [trace, hidden])
     terminal = Terminal()
-    set_threads(threads)
+    set_threads(within_cores(threads, "train", terminal.note))
     recorded = load_recorded(trace, hidden)
     learned_from, held_out = split_by_turn(recorded)
     is_stride = predictor == "mlp"

@@ -93,3 +93,15 @@ def test_roles() -> None:
         "output_norm.weight",
     ]
     assert [role_of(name) for name in names] == ["embed", "exps.gate", "exps.up", "router", "norm"]
+
+
+def test_an_entry_that_nothing_answers_to_is_told_of() -> None:
+    recipe = parse_recipe(None, "ssm=q4_0,exps@7-9=q4_0,exps.down=q6_k")
+    recipe.type_for("blk.0.ffn_down.3.weight", 256, 2, Q.F32, tied=False)
+    assert recipe.notes() == ["--recipe: this model has no ssm", "--recipe: this model has no exps@7-9"]
+
+
+@pytest.mark.parametrize("text", ["", " , "])
+def test_a_recipe_without_a_role_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--recipe: '{text}' names no role"):
+        parse_recipe("q8_0", text)

@@ -74,6 +74,9 @@ def test_dry_run_writes_nothing(folder: Path, tmp_path: Path, capsys: pytest.Cap
         (["hf", "-o", "/dev/null", "--no-vocab"], "is a file"),
         (["hf", "-o", "out", "--no-vocab", "--shard-size", "0"], "--shard-size"),
         (["hf", "-o", "out", "--no-vocab", "--shard-size", "1"], "did you mean 1GiB?"),
+        (["hf", "-o", "out", "--no-vocab", "--imatrix", "none"], "--imatrix none: cannot be read: No such file"),
+        (["hf", "-o", "out", "--no-vocab", "--order", "none"], "--order none: No such file"),
+        (["hf", "-o", "out", "--no-vocab", "--recipe", ""], "--recipe: '' names no role"),
         (["hf", "-o", "out", "--no-vocab", "--pre", "qwen2"], "--pre qwen2 is about the tokenizer that --no-vocab"),
     ],
 )
@@ -208,3 +211,8 @@ def test_synth_names_what_it_does_not_know(tmp_path: Path, capsys: pytest.Captur
     assert "olmoe-1b-7b, qwen3-30b-a3b, mixtral-8x7b" in capsys.readouterr().err
     assert run(["synth", "olmoe-1b-7b", "-o", str(tmp_path / "x"), "--quant", "iq4_nl"]) == 2
     assert "'iq4_nl'" in capsys.readouterr().err
+
+
+def test_more_threads_than_cores_are_not_made(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["convert", str(folder), "-o", str(tmp_path / "out"), "--no-vocab", "-t", "99999999"]) == 0
+    assert "-t 99999999: this process may use" in capsys.readouterr().err

@@ -50,6 +50,18 @@ def _has_parities(e: Emitter, value: Any) -> bool:
     return value.type.element == I8 and _HAS_GFNI and e.isa in _X86 and value.type.count >= 16
 
 
+def has_bit_masks(e: Emitter) -> bool:
+    """Whether `bit_masks` can be had."""
+    return _HAS_GFNI and e.isa in _X86
+
+
+def bit_masks(e: Emitter, value: Any) -> Any:
+    """Byte i of each 8, which are equal, becomes -1 where its bit i is set, else 0: bytes 1 << i times a matrix that has
+    that byte in all rows."""
+    bits = e.const(value.type, [1 << i for i in range(8)] * (value.type.count // 8))
+    return _product(e, bits, value, 0)
+
+
 def _affine(e: Emitter, value: Any, rows: Sequence[Sequence[int]], plus: int) -> Any:
     """`parities` by GFNI: each 8 bytes times 8 bytes of matrix, whose byte 7 - i is row[i]."""
     kind = value.type
@@ -57,8 +69,13 @@ def _affine(e: Emitter, value: Any, rows: Sequence[Sequence[int]], plus: int) ->
     for k in range(kind.count // 8):
         row = [*rows[k % len(rows)], *[0] * 8][:8]
         matrix += row[::-1]
-    name, module = f"llvm.x86.vgf2p8affineqb.{8 * kind.count}", e.b.module
+    return _product(e, value, e.const(kind, matrix), plus)
+
+
+def _product(e: Emitter, value: Any, matrix: Any, plus: int) -> Any:
+    kind, module = value.type, e.b.module
+    name = f"llvm.x86.vgf2p8affineqb.{8 * kind.count}"
     function = module.globals.get(name)
     if function is None:
         function = ir.Function(module, ir.FunctionType(kind, [kind, kind, I8]), name)
-    return e.b.call(function, [value, e.const(kind, matrix), ir.Constant(I8, plus)])
+    return e.b.call(function, [value, matrix, ir.Constant(I8, plus)])

@@ -19,9 +19,10 @@ from typing import Any
 
 from llvmlite import ir
 
+from kernels.cpu.bit_fields import bit_masks, has_bit_masks
 from kernels.cpu.dot_iq import IQ4_VALUES, MXFP4_VALUES, e8m0_half
 from kernels.cpu.halves import by_halves, dot_of_halves, groups_together, starts
-from kernels.cpu.vector_ir import F16, F32, I1, I8, I32, V32I8, Emitter, vec
+from kernels.cpu.vector_ir import F16, F32, I1, I8, I16, I32, V32I8, Emitter, vec
 from kernels.quant_types import QuantType, block_bytes
 
 _STEP = 8  # blocks of one step of the row dot
@@ -43,7 +44,8 @@ class Block32:
 class Layout:
     """How a type stores a block: w = d * (codes - offset) + m. `codes` of the blocks at several addresses, one behind
     the other, are 0..127, or -128..127 if `signed`; the scale d and the minimum m are float16 at d_at and m_at, or d is
-    an e8m0 byte. Where codes are nibbles, or found by them in `table`, the nibbles are at nibbles_at."""
+    an e8m0 byte. Where codes are nibbles, or found by them in `table`, the nibbles are at nibbles_at; where a fifth bit
+    of each is apart, the u32 of those is at fifth_at."""
 
     codes: Callable[[Emitter, Sequence[Any]], Any]
     d_at: int = 0
@@ -52,6 +54,7 @@ class Layout:
     offset: int = 0
     e8m0: bool = False
     nibbles_at: int | None = None
+    fifth_at: int | None = None
     table: tuple[int, ...] | None = None
 
 
@@ -63,11 +66,16 @@ def nibbles(e: Emitter, addresses: Sequence[Any]) -> Any:
     return e.b.bitcast(e.b.and_(words, e.const(words.type, 0x0F0F0F0F)), vec(I8, 32 * len(twice)))
 
 
-def _five_bits(e: Emitter, blocks: Sequence[Any], high: int, low: int) -> Any:
-    """The nibbles at byte `low`, plus 16 where the bit of the u32 at byte `high` is set."""
-    bits = e.joined([e.b.bitcast(e.load(e.at(p, high), I32), vec(I1, 32)) for p in blocks])
-    packed = nibbles(e, [e.at(p, low) for p in blocks])
-    return e.b.or_(packed, e.b.select(bits, e.const(packed.type, 16), e.zero(packed.type)))
+def _of_five_bits(fifth: int, low: int, **others: Any) -> Layout:
+    """The layout of a type whose codes are the nibbles at byte `low`, plus 16 where the bit of the u32 at `fifth` is set.
+    """
+
+    def codes(e: Emitter, blocks: Sequence[Any]) -> Any:
+        bits = e.joined([e.b.bitcast(e.load(e.at(p, fifth), I32), vec(I1, 32)) for p in blocks])
+        packed = nibbles(e, [e.at(p, low) for p in blocks])
+        return e.b.or_(packed, e.b.select(bits, e.const(packed.type, 16), e.zero(packed.type)))
+
+    return Layout(codes, nibbles_at=low, fifth_at=fifth, **others)
 
 
 def _bytes(e: Emitter, blocks: Sequence[Any]) -> Any:
@@ -91,8 +99,8 @@ LAYOUTS: dict[QuantType, Layout] = {
     QuantType.Q8_0: Layout(_bytes, signed=True),
     QuantType.Q4_0: _of_nibbles(2, offset=8),
     QuantType.Q4_1: _of_nibbles(4, m_at=2),
-    QuantType.Q5_0: Layout(lambda e, ps: _five_bits(e, ps, 2, 6), offset=16),
-    QuantType.Q5_1: Layout(lambda e, ps: _five_bits(e, ps, 4, 8), m_at=2),
+    QuantType.Q5_0: _of_five_bits(2, 6, offset=16),
+    QuantType.Q5_1: _of_five_bits(4, 8, m_at=2),
     QuantType.IQ4_NL: _of_nibbles(2, IQ4_VALUES, signed=True),
     QuantType.MXFP4: _of_nibbles(1, _MXFP4_CODES, offset=_MXFP4_OFFSET, e8m0=True),
 }
@@ -168,20 +176,39 @@ def _products(e: Emitter, layout: Layout, blocks: Sequence[Any], x: Any) -> Any:
     return e.dot(e.zero(vec(I32, 8 * len(blocks))), layout.codes(e, blocks), activations, layout.signed)
 
 
-def _packed(e: Emitter, start: Any, at: int, stride: int, blocks: range) -> Any:
-    """16 bytes from byte `at` of each of `blocks`, one behind the other, of _STEP blocks from `start` on.
-
-    With 512-bit vectors they are picked out of two windows, with one instruction: words everywhere, bytes with VBMI.
-    """
-    if e.isa != "avx512vnni" or (stride % 2 and not e.permutes_bytes):
-        return e.joined([e.load(e.at(start, stride * k + at), vec(I8, 16)) for k in blocks])
+def _picked(e: Emitter, start: Any, stride: int, blocks: range, places: Sequence[int]) -> Any:
+    """The bytes at `places` of each of `blocks`, one behind the other, of _STEP blocks from `start` on, `stride` bytes
+    apart: out of two 512-bit windows with one instruction. By twos where there is no VBMI."""
     low = 0 if blocks[0] == 0 else _WINDOW_BYTES
     windows = low, min(low + _WINDOW_BYTES, _STEP * stride - _WINDOW_BYTES)
-    size = 1 if stride % 2 else 2
-    places = [stride * k + at + i for k in blocks for i in range(0, 16, size)]
-    lanes = [(p - low) // size if p < low + _WINDOW_BYTES else (p - windows[1] + _WINDOW_BYTES) // size for p in places]
+    size = 1 if e.permutes_bytes else 2
+    at = [stride * k + place for k in blocks for place in places[::size]]
+    lanes = [(p - low) // size if p < low + _WINDOW_BYTES else (p - windows[1] + _WINDOW_BYTES) // size for p in at]
     first, second = (e.load(e.at(start, w), vec(ir.IntType(8 * size), _WINDOW_BYTES // size)) for w in windows)
     return e.b.bitcast(e.shuffle(first, lanes, second), vec(I8, 16 * len(blocks)))
+
+
+def _packed(e: Emitter, start: Any, at: int, stride: int, blocks: range) -> Any:
+    """16 bytes from byte `at` of each of `blocks`, one behind the other, of _STEP blocks from `start` on."""
+    if e.isa != "avx512vnni" or (stride % 2 and not e.permutes_bytes):
+        return e.joined([e.load(e.at(start, stride * k + at), vec(I8, 16)) for k in blocks])
+    return _picked(e, start, stride, blocks, range(at, at + 16))
+
+
+def _fifth_bits(e: Emitter, layout: Layout, start: Any, stride: int, blocks: range) -> list[Any] | None:
+    """For both halves of `blocks` 16 where a weight's fifth bit is set, else 0; None for types without."""
+    if layout.fifth_at is None:
+        return None
+    b, found = e.b, []
+    for at in (layout.fifth_at, layout.fifth_at + 2):
+        if e.permutes_bytes and has_bit_masks(e):
+            masks = bit_masks(e, _picked(e, start, stride, blocks, [at] * 8 + [at + 1] * 8))
+        else:
+            words = [e.load(e.at(start, stride * k + at), I16) for k in blocks]
+            bits = e.joined([b.bitcast(word, vec(I1, 16)) for word in words])
+            masks = b.sext(bits, vec(I8, 16 * len(blocks)))
+        found.append(b.and_(masks, e.const(masks.type, 16)))
+    return found
 
 
 def arranged(e: Emitter, quant_type: QuantType, n_cols: Any, record: Any) -> Any:
@@ -225,9 +252,10 @@ def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: An
                 blocks = range(j, j + count)
                 if is_wide:
                     packed = _packed(e, start, layout.nibbles_at or 0, size, blocks)
+                    fifth = _fifth_bits(e, layout, start, size, blocks)
                     at = e.at(b.add(halves, b.shl(first, e.i64(5))), 32 * j)
                     begin = None if start_base is None else e.at(b.add(start_base, b.shl(first, e.i64(4))), 16 * j)
-                    found = dot_of_halves(e, packed, at, layout.table, layout.signed, begin)
+                    found = dot_of_halves(e, packed, at, layout.table, layout.signed, begin, fifth)
                 else:
                     found = _products(e, layout, [e.at(start, size * k) for k in blocks], e.at(x_base, 32 * j))
                 factor = e.shuffle(scale, [j + k * count // found.type.count for k in range(found.type.count)])

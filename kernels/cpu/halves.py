@@ -58,14 +58,23 @@ def starts(e: Emitter, n_cols: Any, bias: Any, offset: int) -> Any:
 
 
 def dot_of_halves(
-    e: Emitter, packed: Any, x: Any, table: Sequence[int] | None, signed: bool, start: Any = None
+    e: Emitter,
+    packed: Any,
+    x: Any,
+    table: Sequence[int] | None,
+    signed: bool,
+    start: Any = None,
+    more_bits: Sequence[Any] | None = None,
 ) -> Any:
     """int32 lanes, 4 a group: 4-sums of a group's first half plus those of its second, plus what is at address `start`.
-    Codes are the nibbles of `packed`, or what `table` says for each; activations are at `x`, by halves."""
+    Codes are the nibbles of `packed`, or what `table` says for each, with `more_bits` of either half; activations are
+    at `x`, by halves."""
     kind = vec(I32, packed.type.count // 4)
     found = e.zero(kind) if start is None else e.load(start, kind, 4 * kind.count)
     for half in (0, 1):
         codes = _codes(e, packed, half, table)
+        if more_bits is not None:
+            codes = e.b.or_(codes, more_bits[half])
         activations = e.load(e.at(x, packed.type.count * half), packed.type)
         found = e.dot(found, codes, activations, signed)
     return found

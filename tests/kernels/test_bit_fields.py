@@ -68,7 +68,7 @@ def test_shifted_adds_bits(isa: str) -> None:
     np.testing.assert_array_equal(found, [values & 3 | 12, values >> 2 & 3 | 12])
 
 
-@pytest.mark.parametrize("name", ["MXFP4", "IQ4_NL", "Q4_0", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_XS"])
+@pytest.mark.parametrize("name", ["MXFP4", "IQ4_NL", "Q4_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_XS"])
 def test_dots_do_not_depend_on_gfni_and_vbmi(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quant_type, n_cols = QuantType[name], 1280
     rows = random_rows(np.random.default_rng(0), quant_type, 5, n_cols)

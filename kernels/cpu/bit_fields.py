@@ -56,8 +56,8 @@ def has_bit_masks(e: Emitter) -> bool:
 
 
 def bit_masks(e: Emitter, value: Any) -> Any:
-    """Byte i of each 8, which are equal, becomes -1 where its bit i is set, else 0: bytes 1 << i times a matrix that has
-    that byte in all rows."""
+    """Byte i of each 8, which are equal, becomes -1 where its bit i is set, else 0: bytes 1 << i times a matrix that
+    has that byte in every row."""
     bits = e.const(value.type, [1 << i for i in range(8)] * (value.type.count // 8))
     return _product(e, bits, value, 0)
 

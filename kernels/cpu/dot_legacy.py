@@ -67,8 +67,7 @@ def nibbles(e: Emitter, addresses: Sequence[Any]) -> Any:
 
 
 def _of_five_bits(fifth: int, low: int, **others: Any) -> Layout:
-    """The layout of a type whose codes are the nibbles at byte `low`, plus 16 where the bit of the u32 at `fifth` is set.
-    """
+    """The layout of a type whose codes are the nibbles at byte `low`, plus 16 where the u32 at `fifth` has ones."""
 
     def codes(e: Emitter, blocks: Sequence[Any]) -> Any:
         bits = e.joined([e.b.bitcast(e.load(e.at(p, fifth), I32), vec(I1, 32)) for p in blocks])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from models.config import ModelConfig
 from models.expert_provider import RouterWeights
+from pearl_cli.flag_files import file_of
 from pearl_cli.groundwork import Groundwork
 from pearl_cli.options import RunOptions
 from pearl_cli.predict.base import NextUse, Predictor
@@ -67,4 +68,7 @@ def chosen_eviction(ground: Groundwork, options: RunOptions, pinned: UsageProfil
 
 
 def _recorded(options: RunOptions, config: ModelConfig) -> RecordedRouting | None:
-    return None if options.route_trace is None else RecordedRouting(read_trace(options.route_trace), config)
+    if options.route_trace is None:
+        return None
+    with file_of("--route-trace"):
+        return RecordedRouting(read_trace(options.route_trace), config)

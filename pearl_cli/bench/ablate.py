@@ -16,9 +16,10 @@ from pearl_cli.bench.record import make_record
 from pearl_cli.bench.runner import Sample, Test, run_test
 from pearl_cli.bench.workload import Workload
 from pearl_cli.opened_engine import OpenedEngine
-from pearl_cli.options import RunOptions
-from pearl_cli.predict.choose import AUTO, UNTRAINED
+from pearl_cli.options import EVICTIONS, RunOptions
+from pearl_cli.predict.choose import AUTO, UNTRAINED, check_name
 from pearl_cli.residency.eviction import POLICY_NAMES
+from pearl_cli.routing_options import ROUTINGS
 from pearl_cli.session import open_session
 from pearl_cli.sizes import Size
 from pearl_cli.terminal import Terminal
@@ -57,6 +58,7 @@ def _values(options: RunOptions, term: str) -> list[tuple[str, str]]:
     if flag not in _OFF:
         raise UsageError(f"--ablate {term}: pieces are {', '.join(PIECES)}; or FLAG=VALUE of the first three")
     if value != "all" or flag == "routing":
+        _check_value(term, flag, value or _OFF[flag])
         return [(flag, value or _OFF[flag])]
     if flag == "evict":
         names = [ON_DEMAND, *(name for name in POLICY_NAMES if name != "static" or options.usage is not None)]
@@ -64,6 +66,16 @@ def _values(options: RunOptions, term: str) -> list[tuple[str, str]]:
         own = [options.predictor] if options.predictor not in ("auto", "none", *UNTRAINED) else []
         names = ["none", *UNTRAINED, *own]
     return [(flag, name) for name in names]
+
+
+def _check_value(term: str, flag: str, value: str) -> None:
+    """Raises UsageError before a run rather than between two of them."""
+    if flag == "predictor":
+        check_name(value)
+        return
+    names = (*EVICTIONS, ON_DEMAND) if flag == "evict" else ROUTINGS
+    if value not in names:
+        raise UsageError(f"--ablate {term}: '{value}' is no --{flag}; write one of {', '.join(names)}")
 
 
 def _vary(options: RunOptions, terms: tuple[tuple[str, str], ...], floor_bytes: int) -> RunOptions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,13 @@ class LlamaBench:
         name, _, path = flag.partition("=")
         if name != "llama-bench" or not path:
             raise UsageError(f"--vs '{flag}': write --vs llama-bench=PATH, the path of llama.cpp's program")
-        program = Path(path).expanduser()
+        program = Path(path).expanduser().absolute()  # a bare name would be looked for elsewhere
         if not program.is_file():
             raise UsageError(f"--vs: {program} does not exist; give the path of llama.cpp's llama-bench")
+        if not os.access(program, os.X_OK):
+            raise UsageError(f"--vs: {program} cannot be run; give the path of llama.cpp's llama-bench")
+        if not model.is_file():
+            raise UsageError(f"--vs-model {model}: no such file; give the stock GGUF that llama-bench shall read")
         return cls(program, model, threads)
 
     def run(self, test: Test) -> float:

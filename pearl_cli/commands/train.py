@@ -23,8 +23,8 @@ from pearl_cli.flag_files import NamedFile
 @click.option("-o", "--out", type=NamedFile(), required=True, help="The predictor file to write.")
 @click.option("--width", type=click.IntRange(min=8),
               help="Hidden units.  [default: 128; trajectory 64; mlp half the model's width]")  # fmt: skip
-@click.option("--horizon", type=click.IntRange(1, 16), default=4, show_default=True, help="Events ahead.")
-@click.option("--stride", type=click.IntRange(1, 8), default=2, show_default=True, help="Layers ahead, for mlp.")
+@click.option("--horizon", type=click.IntRange(1, 16), help="Events ahead, for all but mlp.  [default: 4]")
+@click.option("--stride", type=click.IntRange(1, 8), help="Layers ahead, for mlp.  [default: 2]")
 @click.option("--epochs", type=click.IntRange(min=1), default=8, show_default=True, help="Passes over the trace.")
 @click.option("-t", "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of torch.")
 @click.option("-s", "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Random seed.")
@@ -34,8 +34,8 @@ def command(
     predictor: str,
     out: Path,
     width: int | None,
-    horizon: int,
-    stride: int,
+    horizon: int | None,
+    stride: int | None,
     epochs: int,
     threads: int,
     seed: int,
@@ -52,12 +52,16 @@ def command(
         from pearl_cli.predict.train_threads import set_threads
     except ImportError as error:
         raise UsageError("pearl train needs torch: pip install 'pearl-moe[train]'") from error
+    is_stride = predictor == "mlp"
+    for flag, value, applies in (("--horizon", horizon, not is_stride), ("--stride", stride, is_stride)):
+        if value is not None and not applies:
+            raise UsageError(f"{flag} says nothing about --predictor {predictor}; leave it out")
     check_place("-o", out, [trace, hidden])
     terminal = Terminal()
     set_threads(within_cores(threads, "train", terminal.note))
     recorded = load_recorded(trace, hidden)
     learned_from, held_out = split_by_turn(recorded)
-    is_stride = predictor == "mlp"
+    horizon, stride = horizon or 4, stride or 2
     width = width or default_width(predictor, recorded.hidden.shape[2])
     options = TrainOptions(predictor, width, 1 if is_stride else horizon, stride, epochs, seed)
     tensors = train(learned_from, options, Progress(terminal, f"training {predictor}"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from models.config import ModelConfig
-from models.errors import UsageError
+from models.errors import MemoryPlanError, UsageError
 from pearl_cli.evaluate.evaluation import DEFAULT_CONTEXT, EvalRequest, eval_bytes
 from pearl_cli.evaluate.windows import LEAST_WINDOW
 from pearl_cli.memory_plan import typed
@@ -20,19 +20,26 @@ from pearl_cli.terminal import Terminal
 
 @contextmanager
 def open_for_eval(options: RunOptions, request: EvalRequest, terminal: Terminal) -> Iterator[Session]:
-    """A session with exact routing; `run_settings` routes it. Raises UsageError where the ceiling leaves no room."""
+    """A session with exact routing; `run_settings` routes it. Raises UsageError and MemoryPlanError where the ceiling
+    leaves no room.
+    """
     gguf = open_model(options.model or demo_model(), options, terminal.note)
     try:
-        plain = _plain_options(options, ModelConfig.from_gguf(gguf), request)
+        plain, extra_bytes = _plain_options(options, ModelConfig.from_gguf(gguf), request)
     except BaseException:
         gguf.close()
         raise
-    with open_session(plain, terminal, use_profile=False, gguf=gguf) as session:
-        yield session
+    try:
+        with open_session(plain, terminal, use_profile=False, gguf=gguf) as session:
+            yield session
+    except MemoryPlanError as error:
+        if options.ram is None:
+            raise
+        raise MemoryPlanError(f"{error}; and {typed(extra_bytes)} more for the logits of a window") from error
 
 
-def _plain_options(options: RunOptions, config: ModelConfig, request: EvalRequest) -> RunOptions:
-    """`options` with a window as context, exact routing, and a ceiling that leaves room for logits."""
+def _plain_options(options: RunOptions, config: ModelConfig, request: EvalRequest) -> tuple[RunOptions, int]:
+    """`options` with a window as context, exact routing, and a ceiling that leaves room for logits, and their bytes."""
     context = min(DEFAULT_CONTEXT, config.context_length) if options.ctx_size is None else options.ctx_size
     if context == 0:
         context = config.context_length
@@ -50,7 +57,8 @@ def _plain_options(options: RunOptions, config: ModelConfig, request: EvalReques
     budget = options.budget
     if options.model is None and options.ram is None and budget is None:
         budget = Size(percent=100)  # the demo model's streaming is for show
-    return dataclasses.replace(
+    plain = dataclasses.replace(
         options, ctx_size=context, ram=ram, budget=budget, routing="exact", lambda_=None, top_j=None, inserts=None,
         steer=None, residency=None,
     )  # fmt: skip
+    return plain, extra

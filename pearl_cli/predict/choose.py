@@ -141,22 +141,31 @@ def choose_forecasting(
         return Forecasting("none", False, UNTRAINED_EVICT if evict == "auto" else evict, stride)
     if predictor == "auto":
         return _automatic(gguf, stride, evict, notify)
+    check_name(predictor)
     if predictor in UNTRAINED or predictor.startswith("oracle:"):
-        if predictor.startswith("oracle:"):
-            parse_oracle(predictor)
         beside = _load_beside(gguf, evict, notify)
         if beside is None:
             return Forecasting(predictor, True, UNTRAINED_EVICT if evict == "auto" else evict, stride)
         return Forecasting(predictor, True, "pearl", stride, *beside)
     path = Path(predictor)
-    if not path.is_file():
-        names = ", ".join(("auto", "none", *UNTRAINED, "oracle:RECALL[:PRECISION]"))
-        raise UsageError(f"--predictor {predictor}: no such file, and no name of a predictor; names: {names}")
     with file_of("--predictor"):
         card, arrays = load_predictor(path)
         _check_model(path, card, gguf)
+    if card.stride and stride not in (1, card.stride):
+        raise UsageError(
+            f"--stride {stride}: {path} forecasts as far ahead as it was trained for, {card.stride}; leave it out"
+        )
     chosen = ("pearl" if card.kind != "mlp" else UNTRAINED_EVICT) if evict == "auto" else evict
     return Forecasting(card.kind, True, chosen, card.stride or stride, card, arrays)
+
+
+def check_name(predictor: str) -> None:
+    """Raises UsageError for what is neither a name of a predictor nor a file."""
+    if predictor.startswith("oracle:"):
+        parse_oracle(predictor)
+    elif predictor not in (AUTO, "none", *UNTRAINED) and not Path(predictor).is_file():
+        names = ", ".join((AUTO, "none", *UNTRAINED, "oracle:RECALL[:PRECISION]"))
+        raise UsageError(f"--predictor {predictor}: no such file, and no name of a predictor; names: {names}")
 
 
 def _automatic(

@@ -110,6 +110,20 @@ def test_a_peer_that_is_none(tiny_path, capsys, flag):
     assert "--vs" in capsys.readouterr().err
 
 
+def test_a_peer_is_the_file_that_was_named_and_can_be_run(tiny_path, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "true"  # there is another of that name
+    program.write_text("#!/bin/sh\necho '[{\"avg_ts\": 2.0}]'\n")
+    line = ["bench", "-m", str(tiny_path), "-p", "4", "-n", "0", "-r", "1", "-o", "json", "--vs", "llama-bench=true"]
+    assert main(line) == 2
+    assert f"--vs: {program} cannot be run" in capsys.readouterr().err
+    program.chmod(0o755)
+    assert main(line) == 0
+    assert json.loads(capsys.readouterr().out)[0]["peer_samples_ts"] == [2.0]
+    assert main([*line, "--vs-model", "none.gguf"]) == 2
+    assert "--vs-model none.gguf: no such file" in capsys.readouterr().err
+
+
 def test_random_tokens_are_seeded_and_never_one_repeated():
     load = Workload(vocab_size=1000, seed=3)
     assert load.prompt(50) == Workload(1000, 3).prompt(50) != Workload(1000, 4).prompt(50)
@@ -135,6 +149,10 @@ def test_percentiles_are_of_the_samples():
         (["--prompt-file", "none.txt"], "--prompt-file none.txt: No such file"),
         (["--usage", "none.csv"], "--usage none.csv: No such file"),
         (["-p", ""], "write 512, or 128,512 for several"),
+        (["--ablate", "evict=foo"], "--ablate evict=foo: 'foo' is no --evict; write one of auto,"),
+        (["--ablate", "evict+routing=foo"], "--ablate routing=foo: 'foo' is no --routing; write one of exact,"),
+        (["--ablate", "predictor=foo"], "--predictor foo: no such file"),
+        (["--route-trace", "none.csv", "-p", "4"], "--route-trace none.csv: No such file"),
     ],
 )
 def test_what_cannot_be_measured_is_said_before_the_work(tiny_path, capsys, args, words):

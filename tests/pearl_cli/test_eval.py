@@ -134,6 +134,7 @@ def test_streaming_with_the_same_logical_cache_gives_the_same_figures(
         (["-c", "64", *PSR, "--steer", "top-m=9"], "--steer top-m=9: a layer of this model has 8 experts"),
         (["-c", "64", "--residency", "50%", "--compare", "psr --top-j 4"], "a token of this model uses 3 experts"),
         (["-c", "64", "--ram", "1KiB"], "the logits of one window of 64 tokens alone take"),
+        (["-c", "64", "--ram", "2MiB"], "KiB more for the logits of a window"),
         (["-c", "64", *PSR, "--steer", "bonus=1", "--steer", "bonus=0"], "bonus= is given twice"),
         (["-c", "64", "--lambda", "0.1"], "--lambda"),
         (["-c", "64", "--compare", "--routing magic"], "--compare"),

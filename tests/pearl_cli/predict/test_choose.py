@@ -180,3 +180,10 @@ def test_no_forecast_changes_a_bit(model: GGUFModel, model_path: Path, tmp_path:
         for token in (7, 8, 200, 7, 31, 8, 7):
             np.testing.assert_array_equal(opened.engine.decode_step(token), resident.engine.decode_step(token))
         assert opened.controller.totals.misses > 0
+
+
+def test_a_trained_stride_is_not_overruled(model: GGUFModel, tmp_path: Path) -> None:
+    path = save_for(model, tmp_path / "p.gguf", kind="mlp")  # of stride 1
+    assert choose_forecasting(model, str(path), 1, "auto").stride == 1
+    with pytest.raises(UsageError, match=r"--stride 3: .*p.gguf forecasts as far ahead as it was trained for, 1; leave"):
+        choose_forecasting(model, str(path), 3, "auto")

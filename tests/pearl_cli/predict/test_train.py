@@ -129,3 +129,17 @@ def test_files_that_do_not_belong_together(tmp_path: Path, files: tuple[Path, Pa
 def test_too_few_texts_to_hold_some_out(recorded: RecordedTokens) -> None:
     with pytest.raises(UsageError, match="3 texts"):
         split_by_turn(recorded.part(recorded.turn < 3))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--predictor", "mlp", "--horizon", "4"], "--horizon says nothing about --predictor mlp"),
+        (["--stride", "2"], "--stride says nothing about --predictor horizon-mlp"),
+    ],
+)
+def test_a_flag_of_another_predictor_is_refused(tmp_path: Path, flags: list[str], words: str) -> None:
+    line = [str(tmp_path / "t.csv"), "--hidden", str(tmp_path / "h.npz"), "-o", str(tmp_path / "p.gguf"), *flags]
+    done = CliRunner().invoke(command, line)
+    assert isinstance(done.exception, UsageError)
+    assert words in str(done.exception)

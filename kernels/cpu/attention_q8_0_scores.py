@@ -82,30 +82,38 @@ def emit_scores(e: Emitter, arguments: tuple[Any, ...], rows: int, ahead: int) -
     factors = [e.splat(b.fmul(scale, e.load(e.at(worths, 4 * i), F32, 4)), TILE) for i in range(rows)]
     n_tiles, first_of, stride = tiles(e, n_positions, k_stride)
 
-    def tile(t: Any, _: list[Any]) -> list[Any]:
-        first = first_of(t)
-        start = b.add(k, b.mul(first, k_stride))
-        key_rows = [b.add(start, b.mul(stride, e.i64(j))) for j in range(TILE)]
-        distance = b.mul(k_stride, e.i64(ahead))
+    distance = b.mul(k_stride, e.i64(ahead))
 
-        def unit(u: Any, scores: list[Any]) -> list[Any]:
-            at = b.mul(u, e.i64(_BLOCK_BYTES))
-            blocks = [b.add(row, at) for row in key_rows]
-            for block in blocks:
-                e.prefetch(b.add(block, distance), 2)
-            d, keys = half_scales(e, blocks), _transposed(e, blocks)
+    def read(block: Any) -> list[Any]:
+        """Transposed keys and scales of the blocks of a tile of which `block` is the first."""
+        blocks = [b.add(block, b.mul(stride, e.i64(j))) for j in range(TILE)]
+        for each in blocks:
+            e.prefetch(b.add(each, distance), 2)
+        return [*_transposed(e, blocks), half_scales(e, blocks)]
+
+    def tile(t: Any, carried: list[Any]) -> list[Any]:
+        first, following = first_of(t), e.at(t, 1)
+        following = first_of(b.select(b.icmp_signed("<", following, n_tiles), following, t))
+        start, next_start = (b.add(k, b.mul(place, k_stride)) for place in (first, following))
+
+        def unit(u: Any, carried: list[Any]) -> list[Any]:
+            scores, keys, d, found = carried[:rows], carried[rows:-1], carried[-1], []
             for i in range(rows):
                 digits = b.add(packed, b.mul(e.at(b.mul(u, e.i64(rows)), i), e.i64(PACKED_UNIT_BYTES)))
-                scores[i] = e.fma(_products(e, keys, digits), d, scores[i])
-            return scores
+                found.append(e.fma(_products(e, keys, digits), d, scores[i]))
+            is_last = b.icmp_signed("==", e.at(u, 1), n_units)
+            later = b.select(is_last, next_start, b.add(start, b.mul(e.at(u, 1), e.i64(_BLOCK_BYTES))))
+            return found + read(later)
 
-        scores = e.loop(n_units, [e.zero(_V16F32)] * rows, unit)
+        carried = e.loop(n_units, [e.zero(_V16F32)] * rows + carried, unit)
         to = b.add(out, b.mul(first, e.i64(4 * rows)))
-        for n, part in enumerate(_interleaved(e, [b.fmul(*pair) for pair in zip(scores, factors, strict=True)])):
+        scaled = [b.fmul(*pair) for pair in zip(carried, factors, strict=False)]
+        for n, part in enumerate(_interleaved(e, scaled)):
             e.store(part, e.at(to, 4 * TILE * n), 4)
-        return []
+        return carried[rows:]
 
-    e.loop(n_tiles, [], tile)
+    # keys are transposed while the unit before them is multiplied: both at once take what products alone would
+    e.loop(n_tiles, read(k), tile)
 
 
 def _transposed(e: Emitter, blocks: list[Any]) -> list[Any]:

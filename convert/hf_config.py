@@ -18,6 +18,7 @@ from convert.model_metadata import ModelDims, add_model_keys
 from models.errors import CheckpointError, UnsupportedArchitecture, UnsupportedError
 
 ARCHITECTURES = {
+    "AfmoeForCausalLM": "afmoe",
     "DeepseekV2ForCausalLM": "deepseek2",
     "DeepseekV3ForCausalLM": "deepseek2",
     "Dots1ForCausalLM": "dots1",
@@ -46,7 +47,7 @@ ARCHITECTURES = {
     "Qwen3_5MoeForConditionalGeneration": "qwen35moe",
 }
 _PARTLY_ROTATED = ("glm4moe", "minimax-m2", "qwen35moe", "qwen3next")
-_WINDOWED = ("gemma4", "gpt-oss", "llama", "mellum", "phimoe")  # architectures whose sliding window is kept
+_WINDOWED = ("afmoe", "gemma4", "gpt-oss", "llama", "mellum", "phimoe")  # architectures whose sliding window is kept
 _DEFAULT_THETA = {
     "ernie4_5-moe": 5e5, "gpt-oss": 1.5e5, "lfm2moe": 1e6, "llama": 1e6, "minimax-m2": 5e6, "phimoe": 1e6,
     "qwen3vlmoe": 5e5,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from convert.hf_afmoe import afmoe_fields
 from convert.hf_ernie import ernie_fields
 from convert.hf_gemma4 import gemma4_fields
 from convert.hf_hunyuan import hunyuan_fields
@@ -202,6 +203,7 @@ def _norm(config: HfValues, default: bool) -> bool:
 
 
 _FIELDS: dict[str, Callable[[HfValues], Fields]] = {
+    "afmoe": afmoe_fields,
     "dots1": _dots,
     "ernie4_5-moe": ernie_fields,
     "gemma4": gemma4_fields,

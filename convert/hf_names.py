@@ -101,6 +101,14 @@ _OWN = {
     architecture: {"post_attention_layernorm.weight": "post_attention_norm.weight"}
     for architecture in ("glm4moe", "gpt-oss", "qwen35moe", "qwen3next")
 }
+_OWN["afmoe"] = {
+    "post_attention_layernorm.weight": "post_attention_norm.weight",
+    "pre_mlp_layernorm.weight": "ffn_norm.weight",
+    "post_mlp_layernorm.weight": "post_ffw_norm.weight",
+    "self_attn.gate_proj.weight": "attn_gate.weight",
+    "mlp.router.gate.weight": "ffn_gate_inp.weight",
+    "mlp.expert_bias": "exp_probs_b.bias",
+}
 _OWN["gemma4"] = {
     "post_attention_layernorm.weight": "post_attention_norm.weight",
     "pre_feedforward_layernorm.weight": "ffn_norm.weight",

@@ -92,6 +92,7 @@ class ModelDims:
     num_groups: int | None = None
     num_groups_used: int | None = None
     output_bias: bool = False  # on attention's output
+    output_gate: bool = False  # a matrix whose sigmoid weighs it; then a norm stands behind each half, too
     norm_biases: bool = False  # norms take the mean off and add a bias
     logit_bias: bool = False  # on the output matrix
     sinks: bool = False  # one a head
@@ -124,7 +125,7 @@ class ModelDims:
 
 # The others' experts are as wide as a dense layer.
 _EXPERT_WIDTH_KEY = (
-    "deepseek2", "dots1", "ernie4_5-moe", "gemma4", "glm4moe", "gpt-oss", "hunyuan-moe", "lfm2moe", "mellum",
+    "afmoe", "deepseek2", "dots1", "ernie4_5-moe", "gemma4", "glm4moe", "gpt-oss", "hunyuan-moe", "lfm2moe", "mellum",
     "minimax-m2", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vlmoe",
 )  # fmt: skip
 

@@ -147,6 +147,16 @@ SHAPES = {
         ),
         "hunyuan", tied=True,
     ),
+    "trinity-mini-26b-a3b": Shape(
+        ModelDims(
+            architecture="afmoe", hidden_size=2048, num_layers=32, num_heads=32, num_kv_heads=4, head_dim=128,
+            intermediate_size=6144, moe_intermediate_size=1024, num_experts=128, num_experts_per_tok=8,
+            vocab_size=200192, context_length=131072, rope_theta=1e4, rms_norm_eps=1e-5, norm_topk_prob=True,
+            qk_norm="head", sliding_window=2048, shared_experts=1, leading_dense=2, router_scale=2.826,
+            gating=SIGMOID, output_gate=True,
+        ),
+        "afmoe",
+    ),
     "mellum2-12b-a2.5b": Shape(
         ModelDims(
             architecture="mellum", hidden_size=2304, num_layers=28, num_heads=32, num_kv_heads=4, head_dim=128,

@@ -46,6 +46,8 @@ def layer_shapes(dims: ModelDims, layer: int) -> Shapes:
     shapes = {"attn_norm.weight": (hidden,), **mixer, f"{norm}.weight": (hidden,)}
     if dims.norm_biases:
         shapes |= {"attn_norm.bias": (hidden,), f"{norm}.bias": (hidden,)}
+    if dims.output_gate:
+        shapes |= {f"post_{half}_norm.weight": (hidden,) for half in ("attention", "ffw")}
     if not has_experts(dims, layer):
         return shapes | _gated("ffn_{}.weight", hidden, dims.intermediate_size)
     shapes["ffn_gate_inp.weight"] = (dims.num_experts, hidden)
@@ -86,6 +88,8 @@ def _attention(dims: ModelDims) -> Shapes:
         per_head = dims.qk_norm == "head"
         shapes["attn_q_norm.weight"] = (dims.head_dim if per_head else query,)
         shapes["attn_k_norm.weight"] = (dims.head_dim if per_head else key,)
+    if dims.output_gate:
+        shapes["attn_gate.weight"] = (query, hidden)
     shapes["attn_output.weight"] = (hidden, query)
     if dims.output_bias:
         shapes["attn_output.bias"] = (hidden,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kernels.router_spec import RouterSpec
@@ -126,13 +126,16 @@ class ModelConfig:
         if "rope_theta_window" in values:
             n_rot_window = values.get("n_rot_window", values["n_rot"])
             rope_window = RopeConfig(values["rope_theta_window"], n_rot_window, table.rope_interleaved)
+        rope = read_rope(values, table, where)
+        if table.rope_in_windows_only:
+            rope_window, rope = rope, replace(rope, scaling="off")
         name = model.metadata.get("general.name")
         return cls(
             architecture=architecture,
             name=name if isinstance(name, str) else model.paths[0].stem,
             intermediate_size=values["feed_forward_length"] if values.get("leading_dense", 0) or has_kinds else 0,
             vocab_size=read_vocab_size(model, reader, values["hidden_size"]),
-            rope=read_rope(values, table, where),
+            rope=rope,
             router=read_router(values, table, where),
             tied_embeddings="output.weight" not in model.tensors,
             shared_intermediate_size=shared_width(values),

@@ -38,8 +38,9 @@ class Architecture:
     """`fields`: config field to key, in reading order. `neutral`: keys allowed only with one of these values.
 
     window_period n: all layers but every n-th have the sliding window, unless the file says which; 0: it has no
-    pattern. yarn_whole_components: see `RopeConfig`. longrope: files may hold rope_factors_*. gating: the only one,
-    where no key says it; experts_per_tok: the only number that its rule is for, 0: any.
+    pattern. rope_in_windows_only: the others do not rotate. yarn_whole_components: see `RopeConfig`. longrope: files
+    may hold rope_factors_*. gating: the only one, where no key says it; experts_per_tok: the only number that its rule
+    is for, 0: any.
     """
 
     rope_interleaved: bool
@@ -47,6 +48,7 @@ class Architecture:
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     window_period: int = 0
     yarn_whole_components: bool = True
+    rope_in_windows_only: bool = False
     longrope: bool = False
     gating: str = ""
     experts_per_tok: int = 0

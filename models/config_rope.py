@@ -16,10 +16,10 @@ from models.gguf_cursor import show
 class RopeConfig:
     """Rotary embedding of the first `n_rot` components of each head.
 
-    interleaved: pairs (0, 1), (2, 3).. else (i, i + n_rot / 2). scaling: "none"; "linear" (positions / factor); "yarn"
-    (original_context, beta_fast and beta_slow place the ramp; cos and sin are multiplied by (0.1 ln factor + 1) *
-    attention_factor); "longrope" (the file holds divisors for contexts up to original_context and for longer ones; cos
-    and sin are multiplied by attention_factor).
+    interleaved: pairs (0, 1), (2, 3).. else (i, i + n_rot / 2). scaling: "none"; "off" (nothing turns); "linear"
+    (positions / factor); "yarn" (original_context, beta_fast and beta_slow place the ramp; cos and sin are multiplied
+    by (0.1 ln factor + 1) * attention_factor); "longrope" (the file holds divisors for contexts up to original_context
+    and for longer ones; cos and sin are multiplied by attention_factor).
     """
 
     theta: float

@@ -74,6 +74,18 @@ _SHARED: dict[str, Key] = {
 }
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "afmoe": Architecture(
+        rope_interleaved=False,
+        fields=COMMON
+        | _SHARED
+        | {
+            "sliding_window": Key("attention.sliding_window", int),
+            "embedding_scale": Key("embedding_scale", float, lambda v: v["hidden_size"] ** 0.5, "the architecture's"),
+        },
+        neutral=without(NEUTRAL, "embedding_scale", "expert_shared_count", "leading_dense_block_count"),
+        window_period=4,
+        rope_in_windows_only=True,
+    ),
     "deepseek2": Architecture(
         rope_interleaved=True,
         fields=_DEEPSEEK2,

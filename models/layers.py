@@ -176,6 +176,7 @@ class DenseFFN:
     ffn_down: Weight
     norm_eps: float
     unit: GatedUnit = SILU
+    post_ffw_norm: Array | None = None
 
     @classmethod
     def read(
@@ -204,7 +205,8 @@ class DenseFFN:
     def added(self, backend: Backend, x: Array) -> Array:
         """What the feed-forward adds to the residual x [T, D]."""
         a = backend.norm(x, self.ffn_norm, self.norm_eps, readers=(self.ffn_gate, self.ffn_up))
-        return backend.gated_mlp(a, self.ffn_gate, self.ffn_up, self.ffn_down, self.unit)
+        out = backend.gated_mlp(a, self.ffn_gate, self.ffn_up, self.ffn_down, self.unit)
+        return out if self.post_ffw_norm is None else backend.norm(out, self.post_ffw_norm, self.norm_eps).x
 
 
 class SelfAttention(Protocol):

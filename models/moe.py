@@ -20,6 +20,7 @@ class MoE:
 
     router: RouterWeights
     shared: SharedExpert | None = None
+    post_ffw_norm: Array | None = None  # behind both
 
     @classmethod
     def read(
@@ -75,10 +76,11 @@ class MoE:
                 "(pearl info) or convert it again with a wider type (bf16, f32)"
             ) from error
         if self.shared is None:
-            return provider.compute(layer, a, routing)
-        added = self.shared(backend, a)
-        added += provider.compute(layer, a, routing)
-        return added
+            added = provider.compute(layer, a, routing)
+        else:
+            added = self.shared(backend, a)
+            added += provider.compute(layer, a, routing)
+        return added if self.post_ffw_norm is None else backend.norm(added, self.post_ffw_norm, self.router.norm_eps).x
 
 
 def _biases(source: WeightSource, config: ModelConfig, blk: str) -> ExpertBiases:

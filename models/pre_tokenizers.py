@@ -63,6 +63,11 @@ _DEEPSEEK3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 )
+_LAST_THREES = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"  # threes counted from the end
+_UNSPACED = (
+    r"[\x{4e00}-\x{9fff}\x{3400}-\x{4dbf}\x{f900}-\x{faff}\x{3040}-\x{309f}\x{30a0}-\x{30ff}\x{ff65}-\x{ff9f}\x{2f00}-\x{2fdf}"
+    r"\x{0e00}-\x{0eff}\x{1780}-\x{17ff}\x{1000}-\x{109f}\x{aa60}-\x{aa7f}\x{a9e0}-\x{a9ff}\x{ac00}-\x{d7af}\x{1100}-\x{11ff}]+"
+)
 _BLOOM = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{ff0c}\x{3001}\x{0964}\x{06d4}\x{060c})]+"
 _BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 _SEED_CODER = _CONTRACTION + (
@@ -98,6 +103,7 @@ _FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
     ),
     (PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _ASIAN, r"\p{N}")), "deepseek-coder"),
     (_DEEPSEEK_V3, "deepseek-v3 hunyuan-dense joyai-llm"),
+    (PreTokenizer((_LAST_THREES, _UNSPACED, _DEEPSEEK3)), "afmoe"),
     (PreTokenizer((_GPT4O,)), "gpt-4o llama4 kanana2 minimax-m2"),
     (PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)), "tiny_aya cohere2moe"),
     (PreTokenizer((_KIMI,), ignore_merges=True), "kimi-k2"),

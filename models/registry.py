@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from models import (
+    afmoe,
     deepseek2,
     dots1,
     ernie4_5_moe,
@@ -31,6 +32,7 @@ from models.model import Model
 from models.weights import WeightSource
 
 ARCHITECTURES: dict[str, Callable[[WeightSource, ModelConfig], Model]] = {
+    "afmoe": afmoe.build,
     "deepseek2": deepseek2.build,
     "dots1": dots1.build,
     "ernie4_5-moe": ernie4_5_moe.build,

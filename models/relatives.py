@@ -9,7 +9,6 @@ from collections.abc import Collection
 
 # By the beginning of the name; the first that fits. What they share is said where names alone would mislead.
 _RELATIVES = {
-    "afmoe": "dots1",
     "arctic": "llama",  # a dense half beside Mixtral's experts
     "bailingmoe": "glm4moe",  # sigmoid, groups, a shared expert
     "cohere2moe": "olmoe",

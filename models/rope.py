@@ -36,6 +36,8 @@ def rope_frequencies(rope: RopeConfig) -> tuple[np.ndarray, float]:
     plain = (1.0 / np.float32(rope.theta) ** exponents).astype(np.float32)
     if rope.scaling == "none":
         return plain, 1.0
+    if rope.scaling == "off":
+        return np.zeros_like(plain), 1.0
     if rope.scaling == "linear":
         return plain / np.float32(rope.factor), 1.0
     if rope.scaling == "longrope":  # the frequencies' divisors come with the file

@@ -1,17 +1,17 @@
 """Feed-forward of a layer whose experts stand beside an ungated shared one, or of a dense layer before the first such:
-DeepSeek's, which GLM-4.5, dots.llm1, ERNIE 4.5, Hunyuan and Granite took over.
+DeepSeek's, which GLM-4.5, dots.llm1, ERNIE 4.5, Hunyuan, Trinity and Granite took over.
 """
 
 from __future__ import annotations
 
 from models.config import ModelConfig
-from models.layers import DenseFFN, FeedForward
+from models.layers import DenseFFN
 from models.moe import MoE
 from models.shared_expert import SharedExpert
 from models.weights import WeightSource
 
 
-def ungated_moe(source: WeightSource, config: ModelConfig, layer: int, norm: str = "ffn_norm") -> FeedForward:
+def ungated_moe(source: WeightSource, config: ModelConfig, layer: int, norm: str = "ffn_norm") -> DenseFFN | MoE:
     """Take the feed-forward tensors of `layer`, dense where the config says so; `norm` is what the file calls ffn_norm.
 
     Raises GGUFError for a missing or misshapen tensor.

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GPU_TEST = ROOT / "tests/kernels/gpu/test_gpu_models.py"
 BEGIN, END = "<!-- architectures -->\n", "<!-- end of architectures -->"
 MODELS = {
+    "afmoe": "Trinity",
     "deepseek2": "DeepSeek-V2, V3 and R1, Moonlight, Kimi, GLM-4.7-Flash",
     "dots1": "dots.llm1",
     "ernie4_5-moe": "ERNIE 4.5 with experts, text only",

@@ -155,7 +155,7 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
 }
 
 
-TENSORS = {**tiny_others.TENSORS, **tiny_softmax.TENSORS}
+TENSORS = {**tiny_others.TENSORS, **tiny_sigmoid.TENSORS, **tiny_softmax.TENSORS}
 
 
 def architecture_of(family: str) -> str:

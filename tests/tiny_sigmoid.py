@@ -1,5 +1,5 @@
-"""More families of `tests.tiny_models`, whose experts are scored by sigmoid with a bias: MiniMax-M2, dots.llm1 and
-GLM-4.7-Flash.
+"""More families of `tests.tiny_models`, whose experts are scored by sigmoid with a bias: MiniMax-M2, dots.llm1,
+GLM-4.7-Flash and Trinity.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import transformers
 
 FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
@@ -39,6 +40,24 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             "norm_topk_prob": True,
             "routed_scaling_factor": 2.5,
             "sliding_window": None,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    ),
+    "afmoe": (
+        transformers.AfmoeConfig,
+        transformers.AfmoeForCausalLM,
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 2,
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 80,
+            "sliding_window": 6,
+            "route_scale": 2.5,
+            "mup_enabled": True,
             "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
         },
     ),
@@ -96,7 +115,35 @@ def _dots_metadata(config: Any) -> dict[str, Any]:
     }
 
 
+def _afmoe_metadata(config: Any) -> dict[str, Any]:
+    return {
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.sliding_window": config.sliding_window,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_shared_count": config.num_shared_experts,
+        "expert_weights_scale": float(config.route_scale),
+        "leading_dense_block_count": config.num_dense_layers,
+    }
+
+
+_AFMOE_NAMES = {
+    "post_attention_layernorm.weight": "post_attention_norm.weight",
+    "pre_mlp_layernorm.weight": "ffn_norm.weight",
+    "post_mlp_layernorm.weight": "post_ffw_norm.weight",
+    "self_attn.gate_proj.weight": "attn_gate.weight",
+    "mlp.router.gate.weight": "ffn_gate_inp.weight",
+    "mlp.expert_bias": "exp_probs_b.bias",
+}
+
+
+def _afmoe_tensors(rest: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    return [(_AFMOE_NAMES[rest], array)] if rest in _AFMOE_NAMES else []
+
+
+TENSORS = {"afmoe": _afmoe_tensors}
 METADATA: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "afmoe": _afmoe_metadata,
     "deepseek2": _latent_metadata,
     "dots1": _dots_metadata,
     "minimax-m2": _minimax_metadata,

@@ -82,6 +82,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek2_lite": ("deepseek2_lite", {}),
     "mellum": ("mellum", {}),
+    "afmoe": ("afmoe", {}),
     "minimax_m2": ("minimax-m2", {}),
     "minimax_m2_published_spelling": (
         "minimax-m2",

@@ -57,6 +57,10 @@ TINY_SHAPES = [
     tiny("hunyuan-moe", "hunyuan", tied=True, qk_norm="head", shared_experts=1, shared_intermediate_size=256),
     tiny("qwen3vlmoe", qk_norm="head", rope_sections=(12, 10, 10, 0), deepstack_layers=1),
     tiny("mellum", "mellum2", qk_norm="head", sliding_window=16, window_theta=5e2, window_layers=(True, False)),
+    tiny(
+        "afmoe", "afmoe", qk_norm="head", sliding_window=16, shared_experts=2, leading_dense=1, gating=SIGMOID,
+        output_gate=True,
+    ),
     tiny("dots1", qk_norm="head", num_kv_heads=4, shared_experts=2, leading_dense=1, gating=SIGMOID),
     tiny(
         "gemma4", "spm", tied=True, vocab_size=700, qk_norm="head", shares_values=True, logit_softcap=30.0,

@@ -44,6 +44,13 @@ def scaling_keys(architecture: str, kind: str, factor: float, original: int | No
 
 
 CASES = {
+    "afmoe": Case("afmoe"),
+    "afmoe_one_expert": Case("afmoe", {"num_experts_per_tok": 1, "num_dense_layers": 0, "num_key_value_heads": 1}),
+    "afmoe_all_experts": Case(
+        "afmoe",
+        {"num_hidden_layers": 5, "num_experts_per_tok": 5, "tie_word_embeddings": True},
+        {"afmoe.attention.sliding_window_pattern": [True, True, True, False, True]},
+    ),
     "olmoe": Case("olmoe"),
     "olmoe_one_expert": Case("olmoe", {"num_experts_per_tok": 1}),
     "olmoe_all_experts": Case("olmoe", {"num_experts_per_tok": 7}),

@@ -41,7 +41,6 @@ def refusal(tmp_path: Path, **metadata: object) -> PearlError:
         ("hy_v3", "nearest relative: dots1"),
         ("qwen3vl", "nearest relative: qwen3vlmoe"),
         ("olmoe9", "nearest relative: olmoe"),
-        ("afmoe", "nearest relative: dots1"),
         ("hy_v4", "nearest relative: deepseek2"),
         ("kimi-linear", "nearest relative: qwen3next"),
         ("minimax-m3", "nearest relative: minimax-m2"),

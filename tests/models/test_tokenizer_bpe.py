@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
 
 from models.errors import GGUFError, UnsupportedTokenizer, UsageError
 from models.pre_tokenizers import PRE_TOKENIZERS, find_pre_tokenizer, name_of_splits
@@ -34,10 +35,18 @@ def pieces(metadata: dict[str, Any], text: str, **options: Any) -> list[str]:
         ("deepseek-llm", ["3333"]),
         ("deepseek-v3", ["333", "3"]),
         ("kimi-k2", ["333", "3"]),
+        ("afmoe", ["3", "333"]),
     ],
 )
 def test_the_named_pre_tokenizer_decides_how_digits_are_cut(pre: str, expected: list[str]) -> None:
     assert pieces(byte_level(pre, DIGIT_MERGES), "3333") == expected
+
+
+def test_scripts_without_spaces_are_cut_apart_where_a_vocabulary_wants_it() -> None:
+    splits = find_pre_tokenizer("afmoe").splits
+    cut = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated") for split in splits])
+    found = [piece for piece, _ in cut.pre_tokenize_str("1234567 \u4f60\u597dworld \u0e01a!b")]
+    assert found == ["1", "234", "567", " ", "\u4f60\u597d", "world", " ", "\u0e01", "a", "!b"]
 
 
 def test_an_unknown_pre_tokenizer_is_named_and_can_be_overridden() -> None:

@@ -34,7 +34,8 @@ RUNNER = Path(__file__).with_name("run_converter.py")
 PREDICTING = ("qwen3next", "qwen35moe")  # their folders may hold a layer for predicting several tokens at once
 CASES = (*FAMILIES, *(f"{family}+mtp" for family in PREDICTING))
 FIELDS = peer_models.FIELDS | {
-    "deepseek2_v3": {"scoring_func": "sigmoid"},  # as published; transformers keeps no such field
+    "afmoe": {"route_norm": True, "score_func": "sigmoid"},  # as published; transformers keeps no such field
+    "deepseek2_v3": {"scoring_func": "sigmoid"},
     "deepseek2_lite": {"first_k_dense_replace": 1, "scoring_func": "sigmoid"},
     "dots1": {"scoring_func": "sigmoid"},
     "hunyuan-moe": {  # the converter knows this alpha, this width of a head and lists for the layers only

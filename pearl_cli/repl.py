@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 
 from models.errors import ContextError, PearlError
 from pearl_cli.chat import Chat
+from pearl_cli.flag_files import file_of
 from pearl_cli.line_input import LineInput, open_line_input, read_message
-from pearl_cli.repl_files import load_conversation, save_conversation
+from pearl_cli.repl_files import load_conversation, save_conversation, typed_path
 from pearl_cli.repl_routing import change_routing, show_routing
 from pearl_cli.repl_settings import change_setting, show_settings
 from pearl_cli.repl_stats import residency_table
 from pearl_cli.terminal import Terminal
+from pearl_cli.text_file import read_prompt
 
 COMMANDS = {
     "/help": "show this list",
@@ -131,25 +132,21 @@ class Repl:
         if not name:
             self._terminal.warn("give a file: /read FILE")
             return
-        try:
-            text = Path(name).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            self._terminal.warn(f"{name}: {reason}")
-            return
+        with file_of("/read"):
+            text = read_prompt(typed_path(name))
         self.ask(text)
 
     def _save(self, name: str) -> None:
         if not name:
             self._terminal.warn("give a file: /save FILE")
             return
-        self._terminal.note(save_conversation(Path(name).expanduser(), self._chat.conversation))
+        self._terminal.note(save_conversation(typed_path(name), self._chat.conversation))
 
     def _load(self, name: str) -> None:
         if not name:
             self._terminal.warn("give a file: /load FILE")
             return
-        self._terminal.note(load_conversation(Path(name).expanduser(), self._chat.conversation))
+        self._terminal.note(load_conversation(typed_path(name), self._chat.conversation))
 
     def _stats(self, _: str) -> None:
         self._terminal.note(residency_table(self._chat.session.opened, self._terminal.columns))

@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from models.errors import FileError
 from pearl_cli.conversation import Conversation
-from pearl_cli.flag_files import check_place
+from pearl_cli.flag_files import check_place, file_of
 from pearl_cli.result_file import result_file
 from pearl_cli.text_file import read_text
+
+
+def typed_path(name: str) -> Path:
+    """The file that `name` means at the prompt, where no shell expands `~` and `-` is a name like others."""
+    return Path(os.path.expanduser(name)).absolute()  # the path's own method raises for an unknown user
 
 
 def save_conversation(path: Path, conversation: Conversation) -> str:
@@ -23,13 +29,16 @@ def save_conversation(path: Path, conversation: Conversation) -> str:
 
 def load_conversation(path: Path, conversation: Conversation) -> str:
     """Go on from a saved one, and what to tell the user. Raises FileError, and nothing has changed."""
+    with file_of("/load"):
+        text = read_text(path)
     try:
-        messages = json.loads(read_text(path))
+        messages = json.loads(text)
         if not isinstance(messages, list) or not all(_is_message(each) for each in messages):
             raise ValueError("no list of messages with role and content")
+        json.dumps(messages, ensure_ascii=False).encode()  # half a character: a UnicodeError, which is a ValueError
         conversation.take(messages)
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: not a conversation of /save ({error})") from error
+        raise FileError(f"/load {path}: not a conversation of /save ({error})") from error
     return f"{len(conversation.turns) // 2} turns from {path}; the next message goes on from there"
 
 

@@ -26,7 +26,7 @@ class LlamaBench:
         name, _, path = flag.partition("=")
         if name != "llama-bench" or not path:
             raise UsageError(f"--vs '{flag}': write --vs llama-bench=PATH, the path of llama.cpp's program")
-        program = Path(path).expanduser().absolute()  # a bare name would be looked for elsewhere
+        program = Path(os.path.expanduser(path)).absolute()  # a bare name would be looked for elsewhere
         if not program.is_file():
             raise UsageError(f"--vs: {program} does not exist; give the path of llama.cpp's llama-bench")
         if not os.access(program, os.X_OK):

@@ -152,3 +152,29 @@ def test_a_dumb_terminal_gets_neither_colour_nor_replaced_lines(
     assert ("\x1b" in err.getvalue()) == drawn
     if drawn:
         assert err.getvalue().split("\r")[1] == "compiling kernels ("  # one less than the terminal is wide
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("/read {}/none", "/read {}/none: No such file"),
+        ("/read {}/bad", "/read {}/bad: not UTF-8 text"),
+        ("/read ~no-such-user/x", "/~no-such-user/x: No such file"),
+        ("/save ~no-such-user/x", "/~no-such-user does not exist; make it first"),
+        ("/load {}/bad", "/load {}/bad: not UTF-8 text"),
+        ("/load {}/half", "/load {}/half: not a conversation of /save"),
+        ("/save /dev/null", "/save /dev/null: this is no regular file"),
+        ("/load -", "/-: No such file"),
+        ("/read -", "/-: No such file"),
+    ],
+)
+def test_a_fault_with_a_file_is_a_warning(
+    line: str, fault: str, tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "bad").write_bytes(b"\xff")
+    half = [{"role": "user", "content": "\ud800"}, {"role": "assistant", "content": "b"}]
+    (tmp_path / "half").write_text(json.dumps(half))
+    out, err = chat(tiny_path, f"{line.format(tmp_path)}\nhello\n", capsys, monkeypatch)
+    assert fault.format(tmp_path) in err
+    assert out  # the session goes on

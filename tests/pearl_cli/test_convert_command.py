@@ -216,3 +216,14 @@ def test_synth_names_what_it_does_not_know(tmp_path: Path, capsys: pytest.Captur
 def test_more_threads_than_cores_are_not_made(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["convert", str(folder), "-o", str(tmp_path / "out"), "--no-vocab", "-t", "99999999"]) == 0
     assert "-t 99999999: this process may use" in capsys.readouterr().err
+
+
+def test_a_stopped_synth_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*args: object, **more: object) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("convert.synth.synthesize", stop)
+    assert run(["synth", "olmoe-1b-7b", "-o", str(tmp_path)]) == 130
+    assert "stopped; the same command goes on from here\n" in capsys.readouterr().err

@@ -23,6 +23,8 @@ ARCHITECTURES = {
     "DeepseekV3ForCausalLM": "deepseek2",
     "Dots1ForCausalLM": "dots1",
     "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
+    "ExaoneMoEForCausalLM": "exaone-moe",
+    "ExaoneMoeForCausalLM": "exaone-moe",
     "Gemma4ForCausalLM": "gemma4",
     "Gemma4ForConditionalGeneration": "gemma4",
     "Glm4MoeForCausalLM": "glm4moe",
@@ -47,7 +49,8 @@ ARCHITECTURES = {
     "Qwen3_5MoeForConditionalGeneration": "qwen35moe",
 }
 _PARTLY_ROTATED = ("glm4moe", "minimax-m2", "qwen35moe", "qwen3next")
-_WINDOWED = ("afmoe", "gemma4", "gpt-oss", "llama", "mellum", "phimoe")  # architectures whose sliding window is kept
+# Architectures whose sliding window is kept.
+_WINDOWED = ("afmoe", "exaone-moe", "gemma4", "gpt-oss", "llama", "mellum", "phimoe")
 _DEFAULT_THETA = {
     "ernie4_5-moe": 5e5, "gpt-oss": 1.5e5, "lfm2moe": 1e6, "llama": 1e6, "minimax-m2": 5e6, "phimoe": 1e6,
     "qwen3vlmoe": 5e5,

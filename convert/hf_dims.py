@@ -148,6 +148,29 @@ def _dots(config: HfValues) -> Fields:
     }
 
 
+def _exaone(config: HfValues) -> Fields:
+    config.require("scoring_func", "sigmoid")
+    config.require("sliding_window_pattern", 4, "LLLG")
+    layers, window, full = config.integer("num_hidden_layers"), "sliding_attention", "full_attention"
+    usual = [window if (layer + 1) % 4 and layer + 1 < layers else full for layer in range(layers)]
+    width, shared = config.integer("moe_intermediate_size"), config.integer("num_shared_experts", default=1)
+    groups = config.integer("n_group", default=1)
+    return {
+        "moe_intermediate_size": width,
+        "qk_norm": "head",
+        "gating": SIGMOID,
+        "num_groups": groups if groups > 1 else None,
+        "num_groups_used": config.integer("topk_group") if groups > 1 else None,
+        "norm_topk_prob": _norm(config, True),
+        "shared_experts": shared,
+        "shared_intermediate_size": shared * width or None,
+        "leading_dense": _leading_dense(config),
+        "router_scale": config.real("routed_scaling_factor", default=2.5),
+        "sliding_window": config.integer("sliding_window"),
+        "window_layers": tuple(kind == window for kind in config.layer_types(window, full, default=usual)),
+    }
+
+
 def _deepseek(config: HfValues, is_v3: bool) -> Fields:
     config.require("attention_bias", False)
     config.require("mlp_bias", False)
@@ -206,6 +229,7 @@ _FIELDS: dict[str, Callable[[HfValues], Fields]] = {
     "afmoe": afmoe_fields,
     "dots1": _dots,
     "ernie4_5-moe": ernie_fields,
+    "exaone-moe": _exaone,
     "gemma4": gemma4_fields,
     "glm4moe": _glm4,
     "gpt-oss": _gpt_oss,

@@ -147,6 +147,15 @@ SHAPES = {
         ),
         "hunyuan", tied=True,
     ),
+    "k-exaone-236b-a23b": Shape(
+        ModelDims(
+            architecture="exaone-moe", hidden_size=6144, num_layers=48, num_heads=64, num_kv_heads=8, head_dim=128,
+            intermediate_size=18432, moe_intermediate_size=2048, num_experts=128, num_experts_per_tok=8,
+            vocab_size=153600, context_length=262144, rope_theta=1e6, rms_norm_eps=1e-5, norm_topk_prob=True,
+            qk_norm="head", sliding_window=128, shared_experts=1, leading_dense=1, router_scale=2.5, gating=SIGMOID,
+        ),
+        "exaone-moe",
+    ),
     "trinity-mini-26b-a3b": Shape(
         ModelDims(
             architecture="afmoe", hidden_size=2048, num_layers=32, num_heads=32, num_kv_heads=4, head_dim=128,

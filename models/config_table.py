@@ -7,6 +7,12 @@ from __future__ import annotations
 
 from models.config_keys import COMMON, NEUTRAL, Architecture, Key, ratio, without
 
+_SHARED_WIDTH = Key(
+    "expert_shared_feed_forward_length",
+    int,
+    lambda v: v["shared_experts"] * v["moe_intermediate_size"],
+    "expert_shared_count times an expert's width",
+)
 _QWEN_WIDTH = Key(
     "expert_feed_forward_length",
     int,
@@ -112,16 +118,30 @@ ARCHITECTURES: dict[str, Architecture] = {
         | {
             "leading_dense": Key("leading_dense_block_count", int, 0, "experts in every layer"),
             "shared_experts": Key("expert_shared_count", int, 0, "no shared expert"),
-            "shared_intermediate_size": Key(
-                "expert_shared_feed_forward_length",
-                int,
-                lambda v: v["shared_experts"] * v["moe_intermediate_size"],
-                "expert_shared_count times an expert's width",
-            ),
+            "shared_intermediate_size": _SHARED_WIDTH,
         },
         neutral=without(
             NEUTRAL, "expert_shared_count", "expert_shared_feed_forward_length", "leading_dense_block_count"
         ),
+    ),
+    "exaone-moe": Architecture(
+        rope_interleaved=False,
+        fields=COMMON
+        | _SHARED
+        | {
+            "shared_intermediate_size": _SHARED_WIDTH,
+            "sliding_window": Key("attention.sliding_window", int),
+            "unused_layers": Key("nextn_predict_layers", int, 0, "none", lambda _: False),
+        },
+        neutral=without(
+            NEUTRAL,
+            "expert_shared_count",
+            "expert_shared_feed_forward_length",
+            "leading_dense_block_count",
+            "nextn_predict_layers",
+        ),
+        window_period=4,
+        rope_in_windows_only=True,
     ),
     "gemma4": Architecture(
         rope_interleaved=False,

@@ -64,7 +64,8 @@ class KVCache:
         self._restored_length = 0  # where rings were last filled from their copies: nothing before it is there
         self.rope = _rope_on(backend, config.rope, capacity, rope_freqs)
         own = config.rope_window
-        window_rope = self.rope if own is None else _rope_on(backend, own, capacity, None)
+        own_freqs = rope_freqs if config.rope.scaling == "off" else None  # they are those of the layers that rotate
+        window_rope = self.rope if own is None else _rope_on(backend, own, capacity, own_freqs)
         self.ropes = [window_rope if memory.window else self.rope for memory in self._memory]
         types = k_dtype, v_dtype
         self.layers: list[LayerStore] = [_new_layer(backend, memory, capacity, *types) for memory in self._memory]

@@ -17,7 +17,6 @@ _RELATIVES = {
     "deepseek": "deepseek2",
     "dots": "dots1",
     "ernie": "ernie4_5-moe",
-    "exaone-moe": "glm4moe",
     "falcon-h1": "qwen3next",
     "glm-dsa": "deepseek2",
     "glm": "glm4moe",

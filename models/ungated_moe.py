@@ -1,5 +1,5 @@
 """Feed-forward of a layer whose experts stand beside an ungated shared one, or of a dense layer before the first such:
-DeepSeek's, which GLM-4.5, dots.llm1, ERNIE 4.5, Hunyuan, Trinity and Granite took over.
+DeepSeek's, which GLM-4.5, dots.llm1, ERNIE 4.5, Hunyuan, Trinity, K-EXAONE and Granite took over.
 """
 
 from __future__ import annotations

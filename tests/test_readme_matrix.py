@@ -31,6 +31,7 @@ MODELS = {
     "deepseek2": "DeepSeek-V2, V3 and R1, Moonlight, Kimi, GLM-4.7-Flash",
     "dots1": "dots.llm1",
     "ernie4_5-moe": "ERNIE 4.5 with experts, text only",
+    "exaone-moe": "K-EXAONE",
     "gemma4": "Gemma 4 with experts",
     "glm4moe": "GLM-4.5 and GLM-4.5-Air, the text half of 4.5V",
     "gpt-oss": "gpt-oss",

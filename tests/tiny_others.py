@@ -281,6 +281,7 @@ TENSORS: dict[str, Callable[[str, np.ndarray], Named]] = {
     "lfm2moe": _lfm2_tensors,
 }
 OUTER: dict[str, Callable[[Any], Named]] = {
+    "exaone-moe": _llama3_outer,
     "gemma4": _gemma4_outer,
     "granitemoe": _llama3_outer,
     "llama": _llama3_outer,

@@ -1,5 +1,5 @@
 """More families of `tests.tiny_models`, whose experts are scored by sigmoid with a bias: MiniMax-M2, dots.llm1,
-GLM-4.7-Flash and Trinity.
+GLM-4.7-Flash, Trinity and K-EXAONE.
 """
 
 from __future__ import annotations
@@ -61,6 +61,24 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
         },
     ),
+    "exaone-moe": (
+        transformers.ExaoneMoeConfig,
+        transformers.ExaoneMoeForCausalLM,
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 2,
+            "n_group": 3,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 80,
+            "sliding_window": 6,
+            "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+        },
+    ),
     "deepseek2_lite": (
         transformers.Glm4MoeLiteConfig,
         transformers.Glm4MoeLiteForCausalLM,
@@ -115,6 +133,23 @@ def _dots_metadata(config: Any) -> dict[str, Any]:
     }
 
 
+def _exaone_metadata(config: Any) -> dict[str, Any]:
+    return {
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types],
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_shared_count": config.num_shared_experts,
+        "expert_weights_scale": float(config.routed_scaling_factor),
+        "expert_weights_norm": config.norm_topk_prob,
+        "expert_gating_func": 2,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+        "leading_dense_block_count": config.mlp_layer_types.count("dense"),
+    }
+
+
 def _afmoe_metadata(config: Any) -> dict[str, Any]:
     return {
         "attention.key_length": config.head_dim,
@@ -144,6 +179,7 @@ def _afmoe_tensors(rest: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]
 TENSORS = {"afmoe": _afmoe_tensors}
 METADATA: dict[str, Callable[[Any], dict[str, Any]]] = {
     "afmoe": _afmoe_metadata,
+    "exaone-moe": _exaone_metadata,
     "deepseek2": _latent_metadata,
     "dots1": _dots_metadata,
     "minimax-m2": _minimax_metadata,

@@ -83,6 +83,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2_lite": ("deepseek2_lite", {}),
     "mellum": ("mellum", {}),
     "afmoe": ("afmoe", {}),
+    "exaone_moe": ("exaone-moe", {}),
     "minimax_m2": ("minimax-m2", {}),
     "minimax_m2_published_spelling": (
         "minimax-m2",

@@ -61,6 +61,10 @@ TINY_SHAPES = [
         "afmoe", "afmoe", qk_norm="head", sliding_window=16, shared_experts=2, leading_dense=1, gating=SIGMOID,
         output_gate=True,
     ),
+    tiny(
+        "exaone-moe", "exaone-moe", qk_norm="head", sliding_window=16, shared_experts=1, leading_dense=1,
+        gating=SIGMOID, window_layers=(True, False),
+    ),
     tiny("dots1", qk_norm="head", num_kv_heads=4, shared_experts=2, leading_dense=1, gating=SIGMOID),
     tiny(
         "gemma4", "spm", tied=True, vocab_size=700, qk_norm="head", shares_values=True, logit_softcap=30.0,

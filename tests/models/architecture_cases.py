@@ -123,6 +123,15 @@ CASES = {
         "ernie4_5-moe", {"tie_word_embeddings": True}, {"ernie4_5-moe.expert_shared_feed_forward_length": None}
     ),
     "ernie4_5_moe_yarn": Case("ernie4_5-moe", yarn(4.0, 16), scaling_keys("ernie4_5-moe", "yarn", 4.0, 16)),
+    "exaone_moe": Case("exaone-moe"),
+    "exaone_moe_usual_layers": Case(
+        "exaone-moe",
+        {"num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "first_k_dense_replace": 0},
+        {"exaone-moe.attention.sliding_window_pattern": None},
+    ),
+    "exaone_moe_all_experts": Case(
+        "exaone-moe", {"num_hidden_layers": 3, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1}
+    ),
     "gemma4": Case("gemma4"),
     "gemma4_own_values": Case("gemma4", {"attention_k_eq_v": False, "final_logit_softcapping": None}),
     "gemma4_one_expert": Case("gemma4", {"top_k_experts": 1, "layer_types": ["full_attention"] * 4}),
@@ -257,4 +266,5 @@ CASES = {
     ),
     "llama_llama3": Case("llama", LLAMA3),
     "granitemoe_llama3": Case("granitemoe", LLAMA3),
+    "exaone_moe_llama3": Case("exaone-moe", LLAMA3),
 }

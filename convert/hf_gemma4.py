@@ -8,7 +8,7 @@ from typing import Any
 
 from convert.hf_values import HfValues
 from convert.model_metadata import RopeScaling, WindowHeads
-from models.errors import UnsupportedError
+from models.errors import CheckpointError, UnsupportedError
 
 _WINDOW, _FULL = "sliding_attention", "full_attention"
 _NOT_TURNED = 1e30  # divides a frequency to nothing
@@ -60,6 +60,8 @@ def _full_heads(config: HfValues, kinds: list[str]) -> tuple[int, int]:
         shares = config.flag("attention_k_eq_v")
         heads = config.integer("num_global_key_value_heads", default=usual) if shares else usual
         return config.integer("global_head_dim", default=512), heads
+    if not isinstance(stated, dict) or not all(isinstance(values, dict) for values in stated.values()):
+        raise CheckpointError(f"{config.path}: per_layer_config is no JSON object of objects, one a layer")
     full = {str(layer) for layer, kind in enumerate(kinds) if kind == _FULL}
     own = [HfValues.of(config, values) for layer, values in stated.items() if layer in full]
     found = {(part.integer("head_dim"), part.integer("num_key_value_heads", default=usual)) for part in own}
@@ -70,6 +72,9 @@ def _full_heads(config: HfValues, kinds: list[str]) -> tuple[int, int]:
 
 def _proportional(rope: HfValues, head_dim: int) -> RopeScaling:
     """Only the first components turn, with the frequencies of a whole head; the others' are divided to nothing."""
-    n_turned = int(rope.real("partial_rotary_factor", default=1.0) * head_dim) // 2
+    share = rope.real("partial_rotary_factor", default=1.0)
+    if not 0 <= share <= 1:
+        raise CheckpointError(f"{rope.path}: partial_rotary_factor is {share}; a share of a head lies between 0 and 1")
+    n_turned = int(share * head_dim) // 2
     divisors = (1.0,) * n_turned + (_NOT_TURNED,) * (head_dim // 2 - n_turned)
     return RopeScaling("proportional", 1.0, tensors={"rope_freqs.weight": divisors})

@@ -12,7 +12,7 @@ import numpy as np
 from models.errors import CheckpointError, UnsupportedError
 
 N = TypeVar("N", int, float, bool)
-MAX_INTEGER = 2**32 - 1
+MAX_INTEGER = 2**31 - 1  # where a GGUF has a number for each layer, it has 32 bits and a sign
 MAX_REAL = float(np.finfo(np.float32).max)
 
 
@@ -112,7 +112,7 @@ class HfValues:
         CheckpointError.
         """
         sections = self.rope().get("mrope_section", default)
-        if not isinstance(sections, list) or not all(type(n) is int and n >= 0 for n in sections) or len(sections) > 4:
+        if not isinstance(sections, list) or not all(map(_is_count, sections)) or len(sections) > 4:
             raise CheckpointError(f"{self.path}: mrope_section is {sections!r}, not up to four whole numbers")
         return tuple(sections + [0] * (4 - len(sections)))
 
@@ -134,3 +134,7 @@ class HfValues:
 
     def _first(self, keys: tuple[str, ...]) -> Any:
         return next((self.values[key] for key in keys if self.values.get(key) is not None), None)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_INTEGER

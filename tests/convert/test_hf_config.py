@@ -84,6 +84,7 @@ def test_unknown_architecture_lists_the_known() -> None:
     [
         {"hidden_size": 10**30},
         {"num_experts_per_tok": 2**32},
+        {"num_key_value_heads": 2**31},
         {"rope_theta": 1e300},
         {"rope_theta": float("nan")},
         {"rms_norm_eps": float("inf")},

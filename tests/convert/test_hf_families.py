@@ -66,6 +66,20 @@ def test_gemma4_heads_stated_layer_by_layer() -> None:
         dims(GEMMA4, **stated)
 
 
+@pytest.mark.parametrize("value", ["x", 1, [], True, {"5": None}, {"5": []}, {"5": "x"}])
+def test_gemma4_layers_of_another_form(value: Any) -> None:
+    with pytest.raises(CheckpointError, match="per_layer_config is no JSON object of objects"):
+        dims(GEMMA4, per_layer_config=value)
+
+
+@pytest.mark.parametrize("share", [-0.5, 2, 2**40])
+def test_gemma4_turns_a_share_of_a_head(share: float) -> None:
+    ropes = GEMMA4["rope_parameters"]
+    whole = {**ropes, "full_attention": {**ropes["full_attention"], "partial_rotary_factor": share}}
+    with pytest.raises(CheckpointError, match=f"partial_rotary_factor is {float(share)}; a share"):
+        dims(GEMMA4, rope_parameters=whole)
+
+
 def test_gemma4_inside_a_model_that_sees() -> None:
     values = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {**GEMMA4, "architectures": None}}
     values["text_config"].pop("architectures")

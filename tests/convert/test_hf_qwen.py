@@ -55,6 +55,7 @@ def test_the_published_config() -> None:
         ({"attention_bias": True}, UnsupportedError, "attention_bias True"),
         ({"rope_scaling": {"mrope_interleaved": False}}, UnsupportedError, "mrope_interleaved False"),
         ({"rope_scaling": {"mrope_section": [24, -1]}}, CheckpointError, "mrope_section"),
+        ({"rope_scaling": {"mrope_section": [24, 2**31]}}, CheckpointError, "mrope_section"),
     ],
 )
 def test_what_is_not_computed_is_refused(changes: dict[str, Any], error: type[Exception], says: str) -> None:

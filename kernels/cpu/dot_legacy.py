@@ -198,15 +198,18 @@ def _fifth_bits(e: Emitter, layout: Layout, start: Any, stride: int, blocks: ran
     """For both halves of `blocks` 16 where a weight's fifth bit is set, else 0; None for types without."""
     if layout.fifth_at is None:
         return None
-    b, found = e.b, []
+    b, found, kind = e.b, [], vec(I8, 16 * len(blocks))
     for at in (layout.fifth_at, layout.fifth_at + 2):
         if e.permutes_bytes and has_bit_masks(e):
             masks = bit_masks(e, _picked(e, start, stride, blocks, [at] * 8 + [at + 1] * 8))
-        else:
-            words = [e.load(e.at(start, stride * k + at), I16) for k in blocks]
-            bits = e.joined([b.bitcast(word, vec(I1, 16)) for word in words])
-            masks = b.sext(bits, vec(I8, 16 * len(blocks)))
-        found.append(b.and_(masks, e.const(masks.type, 16)))
+            found.append(b.and_(masks, e.const(kind, 16)))
+            continue
+        words, bits = ir.IntType(kind.count), ir.Constant(ir.IntType(kind.count), 0)
+        for n, k in enumerate(blocks):
+            word = b.zext(e.load(e.at(start, stride * k + at), I16), words)
+            bits = b.or_(bits, b.shl(word, ir.Constant(words, 16 * n)))
+        chosen = b.bitcast(bits, vec(I1, kind.count))
+        found.append(b.select(chosen, e.const(kind, 16), e.zero(kind)))
     return found
 
 

@@ -10,8 +10,6 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernels.router_spec import RouterSpec
-from models.config import ModelConfig
 from models.errors import MemoryPlanError, UsageError
 from pearl_cli.residency.slot_plan import SlotPlan, floor_bytes, full_bytes, plan_slots
 from pearl_cli.residency.uneven_split import Split
@@ -75,22 +73,6 @@ def choose_context(asked: int | None, trained: int) -> int:
     if asked > trained:
         raise UsageError(f"-c {asked}: this model was trained for {trained} tokens; give at most that, or 0 for all")
     return asked or trained
-
-
-def workspace_bytes(config: ModelConfig, chunk_tokens: int) -> int:
-    """Upper estimate of what computing `chunk_tokens` at once takes: activations and their quantised forms, expert pair
-    buffers, logits.
-    """
-    router: RouterSpec = config.router
-    attention_width = config.num_heads * config.head_dim + config.num_kv_heads * (config.head_dim + config.value_dim)
-    mixer_width, net = 3 * attention_width, config.delta_net
-    if net is not None:  # a gate beside attention's rows, or what the delta net's ops hand on
-        gated = mixer_width + 2 * config.num_heads * config.head_dim
-        mixer_width = max(gated, 2 * net.conv_width + 4 * net.value_width)
-    row = 4 * (8 * config.hidden_size + mixer_width + 2 * router.num_experts + 3 * config.intermediate_size)
-    pair = 6 * config.moe_intermediate_size + 4 * config.hidden_size
-    per_token = row + router.num_experts_per_tok * pair
-    return chunk_tokens * per_token * 5 // 4 + 4 * 4 * config.vocab_size + 8 * MIB
 
 
 def plan_memory(

@@ -20,12 +20,13 @@ from models.gguf import GGUFModel, StringArray, TensorInfo
 from models.kv_cache import KVCache
 from models.loader import non_expert_bytes
 from models.pre_tokenizers import find_pre_tokenizer
-from pearl_cli.memory_plan import FixedNeeds, choose_context, workspace_bytes
+from pearl_cli.memory_plan import FixedNeeds, choose_context
 from pearl_cli.open_model import wanted_by
 from pearl_cli.options import RunOptions
 from pearl_cli.residency.build import ExpertPlaces
 from pearl_cli.residency.slot_plan import floor_bytes
 from pearl_cli.tensor_check import check_tensors
+from pearl_cli.workspace import workspace_bytes
 
 TOKENIZER_MODELS = ("gpt2", "llama", "gemma4")
 

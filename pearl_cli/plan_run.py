@@ -11,20 +11,14 @@ from models.gguf import GGUFModel
 from models.kv_cache import KVCache
 from models.loader import non_expert_bytes
 from pearl_cli.host_memory import available_bytes, peak_rss_bytes, rss_bytes
-from pearl_cli.memory_plan import (
-    DEFAULT_SHARE,
-    FixedNeeds,
-    MemoryPlan,
-    choose_context,
-    plan_memory,
-    workspace_bytes,
-)
+from pearl_cli.memory_plan import DEFAULT_SHARE, FixedNeeds, MemoryPlan, choose_context, plan_memory
 from pearl_cli.open_model import wanted_by
 from pearl_cli.options import RunOptions
 from pearl_cli.residency.build import ExpertPlaces
 from pearl_cli.residency.uneven_split import Split
 from pearl_cli.sizes import Size
 from pearl_cli.what_fits import what_fits
+from pearl_cli.workspace import workspace_bytes
 
 
 def plan_run(

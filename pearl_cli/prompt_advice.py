@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from models.config import ModelConfig
 from pearl_cli.engine import Generation
-from pearl_cli.memory_plan import typed, workspace_bytes
+from pearl_cli.memory_plan import typed
+from pearl_cli.workspace import workspace_bytes
 
 _WORTH_SAYING_MS = 3000.0
 _WORTH_SAYING_SHARE = 0.2  # of the prompt's time

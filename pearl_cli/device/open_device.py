@@ -24,9 +24,16 @@ from pearl_cli.device.host_slots import HostPlan
 from pearl_cli.device.measure_copies import link_bytes_per_s
 from pearl_cli.device.measure_misses import measure_misses
 from pearl_cli.device.store_in_place import lock_limit, lock_store, unlock_store
-from pearl_cli.device.vram_plan import HOST_WORKSPACE_BYTES, VramNeeds, plan_host, plan_vram, smaller
+from pearl_cli.device.vram_plan import (
+    HOST_WORKSPACE_BYTES,
+    VramNeeds,
+    device_workspace_bytes,
+    plan_host,
+    plan_vram,
+    smaller,
+)
 from pearl_cli.host_memory import available_bytes, rss_bytes
-from pearl_cli.memory_plan import DEFAULT_SHARE, MemoryPlan, choose_context, typed, workspace_bytes
+from pearl_cli.memory_plan import DEFAULT_SHARE, MemoryPlan, choose_context, typed
 from pearl_cli.open_model import wanted_by
 from pearl_cli.options import RunOptions
 from pearl_cli.predict.base import NextUse, Predictor
@@ -110,7 +117,7 @@ def _vram_needs(config: ModelConfig, options: RunOptions, weight_bytes: int) -> 
     return VramNeeds(
         weight_bytes,
         KVCache.planned_bytes(config, context, options.cache_type_k, options.cache_type_v),
-        workspace_bytes(config, min(options.ubatch_size, context)),
+        device_workspace_bytes(config, min(options.ubatch_size, context)),
         context,
     )
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kernels.gpu.device_calls import DeviceCalls
+from kernels.router_spec import RouterSpec
+from models.config import ModelConfig
 from models.errors import MemoryPlanError
 from pearl_cli.device.host_slots import HostPlan
 from pearl_cli.device.host_store import LOCK_SHARE
@@ -34,6 +36,22 @@ class VramNeeds:
     @property
     def fixed(self) -> FixedNeeds:
         return FixedNeeds(CONTEXT_BYTES, self.weight_bytes, self.kv_bytes, self.workspace_bytes, self.context)
+
+
+def device_workspace_bytes(config: ModelConfig, chunk_tokens: int) -> int:
+    """Upper estimate of what computing `chunk_tokens` at once takes on the device: activations and their quantised
+    forms, expert pair buffers, logits. Wider than `pearl_cli.workspace` has it for the CPU, where runs were measured.
+    """
+    router: RouterSpec = config.router
+    attention_width = config.num_heads * config.head_dim + config.num_kv_heads * (config.head_dim + config.value_dim)
+    mixer_width, net = 3 * attention_width, config.delta_net
+    if net is not None:  # a gate beside attention's rows, or what the delta net's ops hand on
+        gated = mixer_width + 2 * config.num_heads * config.head_dim
+        mixer_width = max(gated, 2 * net.conv_width + 4 * net.value_width)
+    row = 4 * (8 * config.hidden_size + mixer_width + 2 * router.num_experts + 3 * config.intermediate_size)
+    pair = 6 * config.moe_intermediate_size + 4 * config.hidden_size
+    per_token = row + router.num_experts_per_tok * pair
+    return chunk_tokens * per_token * 5 // 4 + 4 * 4 * config.vocab_size + 8 * MIB
 
 
 def plan_vram(

@@ -11,7 +11,7 @@ from models.tokenizer_bpe import ByteLevelBpe
 from models.tokenizer_special import SpecialSplitter
 from models.tokenizer_spm import SentencePieceBpe
 from models.tokenizer_stops import stop_ids
-from models.tokenizer_vocab import TokenType, Vocabulary, flag
+from models.tokenizer_vocab import TokenType, Vocabulary, flag, text_list, text_value
 
 MODELS = ("gpt2", "llama", "gemma4")
 _RAW = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
@@ -58,7 +58,7 @@ class Tokenizer:
 
         Raises UnsupportedTokenizer for a kind or pre-tokenizer that is not implemented, GGUFError for a broken table.
         """
-        model = metadata.get("tokenizer.ggml.model")
+        model = text_value(metadata, "tokenizer.ggml.model")
         if model not in MODELS:
             fault = "tokenizer.ggml.model is missing" if model is None else f"tokenizer '{model}' is not supported"
             raise UnsupportedTokenizer(f"{fault}; supported: {', '.join(MODELS)}")
@@ -171,9 +171,9 @@ class Tokenizer:
 
 def _read_pre_tokenizer(metadata: Mapping[str, Any], pre: str | None) -> PreTokenizer:
     """By name, or from `pearl.tokenizer.splits`: the patterns a converter found in a tokenizer.json without a name."""
-    splits = metadata.get("pearl.tokenizer.splits")
+    splits = text_list(metadata, "pearl.tokenizer.splits")
     if pre is not None or splits is None:
-        return find_pre_tokenizer(metadata.get("tokenizer.ggml.pre") if pre is None else pre)
+        return find_pre_tokenizer(text_value(metadata, "tokenizer.ggml.pre") if pre is None else pre)
     return PreTokenizer(tuple(splits), flag(metadata, "pearl.tokenizer.ignore_merges", False))
 
 

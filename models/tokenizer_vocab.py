@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from models.errors import GGUFError
+from models.gguf_values import StringArray
 
 
 class TokenType(IntEnum):
@@ -55,8 +56,8 @@ class Vocabulary:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], model: str) -> Vocabulary:
         """Raises GGUFError for a missing or contradictory table, and for a special id outside the vocabulary."""
-        tokens = metadata.get("tokenizer.ggml.tokens")
-        if tokens is None or isinstance(tokens, (str, bytes)) or len(tokens) == 0:
+        tokens = text_list(metadata, "tokenizer.ggml.tokens")
+        if not tokens:
             raise GGUFError("the file holds no vocabulary (tokenizer.ggml.tokens)")
         types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), "iu")
         scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens), "iuf")
@@ -99,7 +100,7 @@ def encodable(tokens: Sequence[str]) -> dict[str, int]:
 
 def read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     """`tokenizer.ggml.merges` as pairs, in order of rank. GGUFError when it is missing or an entry is no pair."""
-    stored: Sequence[str] | None = metadata.get("tokenizer.ggml.merges")
+    stored = text_list(metadata, "tokenizer.ggml.merges")
     if stored is None:
         raise GGUFError("the file holds no merges (tokenizer.ggml.merges), which a vocabulary of this kind needs")
     merges: list[Any] = [tuple(entry.split(" ", 1)) for entry in stored]
@@ -107,6 +108,23 @@ def read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
         if len(merge) != 2 or not all(merge):
             raise GGUFError(f"tokenizer.ggml.merges[{number}] is {' '.join(merge)!r}, not two tokens")
     return merges
+
+
+def text_value(metadata: Mapping[str, Any], key: str) -> str | None:
+    """The text under `key`, None where it is missing. GGUFError where something else is there."""
+    value = metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise GGUFError(f"{key} is no text")
+    return value
+
+
+def text_list(metadata: Mapping[str, Any], key: str) -> Sequence[str] | None:
+    """The same for a list of texts."""
+    value = metadata.get(key)
+    is_empty = isinstance(value, np.ndarray) and not value.size  # a list of nothing has no kind of its own
+    if value is not None and not is_empty and not isinstance(value, (StringArray, list, tuple)):
+        raise GGUFError(f"{key} is no list of texts")
+    return [] if is_empty else value
 
 
 def _is_utf8(text: str) -> bool:

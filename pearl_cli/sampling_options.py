@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from models.errors import GGUFError, UsageError
 from pearl_cli.sampling import MOST_PENALTY, REPEAT_PENALTIES, SamplingParams
 
 _DEFAULTS = SamplingParams()
@@ -18,16 +20,22 @@ SETTINGS: dict[str, tuple[str, click.ParamType[Any]]] = {}
 """Flag name without dashes -> (field of SamplingParams, its type), for `/set`."""
 
 
-def _flag(name: str, kind: click.ParamType[Any], field: str, text: str) -> Callable[..., Any]:
-    SETTINGS[name.lstrip("-")] = (field, kind)
+def _flag(names: str, kind: click.ParamType[Any], field: str, text: str) -> Callable[..., Any]:
+    spelled = names.split()
+    SETTINGS[spelled[0].lstrip("-")] = (field, kind)
     return click.option(
-        name, field, type=kind, default=getattr(_DEFAULTS, field), show_default=True, help=text, metavar="N"
+        *spelled, field, type=kind, default=getattr(_DEFAULTS, field), show_default=True, help=text, metavar="N"
     )
 
 
 _PENALTY = click.FloatRange(-MOST_PENALTY, MOST_PENALTY)
 _FLAGS = [
-    _flag("--temp", click.FloatRange(min=0), "temperature", "Temperature; 0 always takes the most likely token."),
+    _flag(
+        "--temp --temperature",
+        click.FloatRange(min=0),
+        "temperature",
+        "Temperature; 0 always takes the most likely token.",
+    ),
     _flag("--top-k", click.IntRange(min=0), "top_k", "Keep the N most likely tokens; 0 keeps all."),
     _flag("--top-p", click.FloatRange(0, 1), "top_p", "Keep the smallest set with this much probability."),
     _flag("--min-p", click.FloatRange(0, 1), "min_p", "Drop tokens below this share of the best one's probability."),
@@ -61,10 +69,23 @@ class SamplingFlags:
     def for_model(self, metadata: Mapping[str, Any]) -> SamplingParams:
         """What to sample with: the user's flags, then what the model's file recommends, then the defaults.
 
-        Raises UsageError for a recommendation out of range.
+        Raises GGUFError for a recommendation that is none, which names the flag that goes before it.
         """
-        found = {field: metadata[key] for key, field in _RECOMMENDED.items() if key in metadata}
-        return dataclasses.replace(self.params, **{k: v for k, v in found.items() if k not in self.given})
+        params = self.params
+        for key, field in _RECOMMENDED.items():
+            if key in metadata and field not in self.given:
+                params = _recommended(params, field, key, metadata[key])
+        return params
+
+
+def _recommended(params: SamplingParams, field: str, key: str, value: Any) -> SamplingParams:
+    flag = next(f"--{name}" for name, (of, _) in SETTINGS.items() if of == field)
+    kinds = (int,) if type(getattr(_DEFAULTS, field)) is int else (int, float)
+    if type(value) in kinds:
+        with suppress(UsageError):
+            # below 0 all are kept, as in llama.cpp
+            return dataclasses.replace(params, **{field: max(0, value) if field == "top_k" else value})
+    raise GGUFError(f"the model's {key} is {value!r:.40}, which is no value for {flag}; give {flag} yourself")
 
 
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,11 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from convert.gguf_metadata import Metadata
 from convert.hf_sampling import add_sampling
-from models.errors import CheckpointError, UsageError
+from models.errors import CheckpointError, GGUFError
 from pearl_cli.sampling import SamplingParams
 from pearl_cli.sampling_options import SamplingFlags
 
@@ -22,9 +23,23 @@ def test_without_recommendation_the_defaults_are_llama_cpps():
     assert (chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p) == (0.8, 40, 0.95, 0.05)
 
 
-def test_a_recommendation_out_of_range_is_refused():
-    with pytest.raises(UsageError, match="temp"):
-        SamplingFlags(SamplingParams(), frozenset()).for_model({"general.sampling.temp": -1.0})
+@pytest.mark.parametrize(
+    ("key", "flag"),
+    [("temp", "--temp"), ("top_k", "--top-k"), ("top_p", "--top-p"), ("penalty_last_n", "--repeat-last-n")],
+)
+@pytest.mark.parametrize("value", [-2.5, "x", True, float("nan"), np.array([1, 2]), np.array([])], ids=repr)
+def test_a_recommendation_that_is_none_is_refused_by_its_flag(key, flag, value):
+    with pytest.raises(GGUFError, match=rf"general.sampling.{key} is .*, which is no value for {flag}; give {flag}"):
+        SamplingFlags(SamplingParams(), frozenset()).for_model({f"general.sampling.{key}": value})
+
+
+def test_a_flag_goes_before_a_recommendation_that_is_none():
+    chosen = SamplingFlags(SamplingParams(temperature=0.3), frozenset({"temperature"}))
+    assert chosen.for_model({"general.sampling.temp": "x"}).temperature == 0.3
+
+
+def test_a_recommended_top_k_below_0_keeps_all():
+    assert SamplingFlags(SamplingParams(), frozenset()).for_model({"general.sampling.top_k": -1}).top_k == 0
 
 
 def test_a_checkpoints_recommendation_is_stored(tmp_path):

@@ -13,6 +13,7 @@ import click
 
 from pearl_cli.bench.report import FORMATS
 from pearl_cli.flag_files import NamedFile
+from pearl_cli.foreign_flags import answers_foreign_flags
 from pearl_cli.options import RunOptions, run_options
 
 
@@ -30,6 +31,7 @@ class IntList(click.ParamType[list[int]]):
         return [int(part) for part in parts]
 
 
+@answers_foreign_flags
 @click.command(name="bench", help=__doc__)
 @run_options
 @click.option("-p", "--n-prompt", type=IntList(), default="512", show_default=True, help="Prompt lengths; 0 for none.")

@@ -14,7 +14,9 @@ from typing import Any
 import click
 
 from models.errors import UsageError
+from pearl_cli.escapes import escape_option, text_or_file, typed_text
 from pearl_cli.flag_files import NamedFile
+from pearl_cli.foreign_flags import answers_foreign_flags
 from pearl_cli.options import RunOptions, StopText, run_options
 from pearl_cli.sampling_options import SamplingFlags, sampling_options
 
@@ -22,6 +24,7 @@ _KWARGS_EXAMPLE = """'{"enable_thinking": false}'"""
 _OWN_VARIABLES = {"messages", "add_generation_prompt", "self", "tokenizer"}
 
 
+@answers_foreign_flags
 @click.command(name="chat", help=__doc__)
 @run_options
 @click.option("-p", "--prompt", help="First message; the session goes on after the reply unless --single-turn.")
@@ -33,6 +36,7 @@ _OWN_VARIABLES = {"messages", "add_generation_prompt", "self", "tokenizer"}
               help="Most tokens of a reply; -1 has no limit.")  # fmt: skip
 @click.option("-r", "--reverse-prompt", type=StopText(), multiple=True, metavar="TEXT",
               help="Stop a reply at this text; repeatable.")  # fmt: skip
+@escape_option
 @click.option("--chat-template", metavar="TEXT", help="A jinja2 template instead of the model's.")
 @click.option("--chat-template-file", "--template", type=NamedFile(), help="The same, from a file.")
 @click.option("--chat-template-kwargs", metavar="JSON", help="Further template variables, as a JSON object.")
@@ -50,6 +54,7 @@ def command(
     single_turn: bool,
     predict: int,
     reverse_prompt: tuple[str, ...],
+    escape: bool | None,
     chat_template: str | None,
     chat_template_file: Path | None,
     chat_template_kwargs: str | None,
@@ -62,7 +67,7 @@ def command(
     from pearl_cli.repl import Repl
     from pearl_cli.session import open_session
     from pearl_cli.terminal import Terminal
-    from pearl_cli.text_file import read_prompt, read_text
+    from pearl_cli.text_file import read_text
 
     for text, text_file, names in (
         (prompt, file, "-p TEXT or -f FILE"),
@@ -71,10 +76,9 @@ def command(
     ):
         if text is not None and text_file is not None:
             raise UsageError(f"give one of the two: {names}")
-    with file_of("-sysf"):
-        system = read_prompt(system_prompt_file) if system_prompt_file is not None else system_prompt
-    with file_of("-f"):
-        first = read_prompt(file) if file is not None else prompt
+    system = text_or_file("-sys", system_prompt, "-sysf", system_prompt_file, escape) or ""
+    first = text_or_file("-p", prompt, "-f", file, escape)
+    stops = [typed_text("-r", stop, escape) for stop in reverse_prompt]
     if single_turn and first is None and sys.stdin.isatty():
         raise UsageError("--single-turn needs a message: give -p TEXT or -f FILE, or pipe one in")
     terminal = Terminal(color)
@@ -84,7 +88,7 @@ def command(
     with open_session(options, terminal) as session:
         template = ChatTemplate.from_metadata(session.opened.gguf.metadata, session.tokenizer, override)
         params = sampling.for_model(session.opened.gguf.metadata)
-        chat = Chat(session, template, params, predict, reverse_prompt, variables)
+        chat = Chat(session, template, params, predict, stops, variables)
         chat.conversation.system = system
         repl = Repl(chat, terminal.err_is_tty if show_timings is None else show_timings)
         if repl.interactive and not single_turn:

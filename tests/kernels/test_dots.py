@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 import tolerances
 from quant_blocks import SCALE_OFFSETS, random_rows
 
-from kernels.cpu.dots import DIRECT_TYPES, N_ROW_ARGUMENTS, quantize_address, rows_address
-from kernels.cpu.features import ISAS, choose_isa, runnable, target
+from kernels.cpu.dots import DIRECT_TYPES, N_ROW_ARGUMENTS, emit_rows, quantize_address, rows_address
+from kernels.cpu.features import ISAS, Target, choose_isa, runnable, target
+from kernels.cpu.native import build_module, optimised
 from kernels.cpu.quantize_activations import FORM_F32, form_of, new_form
 from kernels.quant_types import QuantType, block_bytes, block_size
 from kernels.reference.dequant import dequantize_rows
@@ -135,3 +137,18 @@ def test_narrower_sets_switch_wider_features_off() -> None:
 def test_unknown_types_have_no_row_dot() -> None:
     with pytest.raises(KeyError):
         rows_address(QuantType.IQ2_XXS)
+
+
+@pytest.mark.parametrize("quant_type", DIRECT_TYPES, ids=lambda t: t.name)
+def test_code_for_neon_can_be_made_on_any_machine(quant_type: QuantType) -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = build_module("rows", N_ROW_ARGUMENTS, emit_rows(quant_type), "neon")
+    assert "llvm.x86" not in str(module)
+    module.triple = "aarch64-unknown-linux-gnu"
+    try:
+        llvm.Target.from_triple(module.triple)
+    except RuntimeError:
+        pytest.skip("this llvmlite makes no code for aarch64")
+    parsed, machine = optimised(module, Target("neon", "neoverse-n1", "+dotprod"))
+    assert ("sdot" in machine.emit_assembly(parsed)) == (form_of(quant_type) != FORM_F32)

@@ -110,10 +110,8 @@ def command(
     budget_bytes = budget.of(routes.total_expert_bytes)
     if scope == "global" and not plot and budget_bytes < routes.token_cycle_bytes:
         Terminal().warn(_below_a_cycle(budget_bytes, routes.token_cycle_bytes))
-    if used is not None and split != "uneven" and (ablate or evict not in (None, "static")):
-        Terminal().note("--usage has no effect: it is what --evict static and --split uneven go by")
-    if predictor == "none" and not ablate and hidden is not None:
-        Terminal().note("--hidden has no effect: no --predictor reads it")
+    for line in _unused(used is not None, split, hidden is not None, predictor, evict, ablate):
+        Terminal().note(line)
     names = [evict] if evict else [name for name in POLICIES if rules == "engine" or name not in ENGINE_ONLY]
     if plot:
         click.echo(_plot(routes, names, setting, recorded))
@@ -130,6 +128,16 @@ def command(
     shape = f"{routes.num_layers} layers, {routes.num_experts_per_tok} of {routes.num_experts} experts a token"
     click.echo(f"{routes.model or trace.name}: {shape}; budget {100 * budget_bytes / routes.total_expert_bytes:.0f} %")
     click.echo(_table(records))
+
+
+def _unused(usage: bool, split: str, hidden: bool, predictor: str, evict: str | None, ablate: bool) -> list[str]:
+    """Lines about given files (`usage`, `hidden`) that nothing in this replay goes by."""
+    lines = []
+    if usage and split != "uneven" and (ablate or evict not in (None, "static")):
+        lines.append("--usage has no effect: it is what --evict static and --split uneven go by")
+    if hidden and predictor == "none" and not ablate:
+        lines.append("--hidden has no effect: no --predictor reads it")
+    return lines
 
 
 def _usage(usage: Path | None, routes: RouteTrace, replayed: Path) -> RouteTrace | None:

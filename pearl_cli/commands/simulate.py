@@ -92,11 +92,7 @@ def command(
     from pearl_cli.simulate.run import ablate as run_ablations
     from pearl_cli.terminal import Terminal
 
-    for flag, other in (("--json", as_json), ("--ablate", ablate)):
-        if plot and other:
-            raise UsageError(f"--plot draws curves and {flag} prints something else: give one of them")
-    if ablate and evict is not None:
-        raise UsageError("--ablate runs policies of its own; leave --evict out")
+    _check_together(plot, as_json, ablate, evict)
     recorded = load_recorded(trace, hidden) if hidden is not None else None
     routes = recorded.trace if recorded is not None else read_trace(trace)
     ahead = predictor != "none" or ablate or evict in ENGINE_ONLY or split == "uneven"
@@ -128,6 +124,15 @@ def command(
     shape = f"{routes.num_layers} layers, {routes.num_experts_per_tok} of {routes.num_experts} experts a token"
     click.echo(f"{routes.model or trace.name}: {shape}; budget {100 * budget_bytes / routes.total_expert_bytes:.0f} %")
     click.echo(_table(records))
+
+
+def _check_together(plot: bool, as_json: bool, ablate: bool, evict: str | None) -> None:
+    """Raises UsageError for flags that exclude each other."""
+    for flag, other in (("--json", as_json), ("--ablate", ablate)):
+        if plot and other:
+            raise UsageError(f"--plot draws curves and {flag} prints something else: give one of them")
+    if ablate and evict is not None:
+        raise UsageError("--ablate runs policies of its own; leave --evict out")
 
 
 def _unused(usage: bool, split: str, hidden: bool, predictor: str, evict: str | None, ablate: bool) -> list[str]:

@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "GptOssForCausalLM": "gpt-oss",
     "GraniteMoeForCausalLM": "granitemoe",
     "GraniteMoeSharedForCausalLM": "granitemoe",
+    "HYV3ForCausalLM": "hy_v3",
     "HunYuanMoEV1ForCausalLM": "hunyuan-moe",
     "Lfm2MoeForCausalLM": "lfm2moe",
     "MellumForCausalLM": "mellum",
@@ -52,8 +53,8 @@ _PARTLY_ROTATED = ("glm4moe", "minimax-m2", "qwen35moe", "qwen3next")
 # Architectures whose sliding window is kept.
 _WINDOWED = ("afmoe", "exaone-moe", "gemma4", "gpt-oss", "llama", "mellum", "phimoe")
 _DEFAULT_THETA = {
-    "ernie4_5-moe": 5e5, "gpt-oss": 1.5e5, "lfm2moe": 1e6, "llama": 1e6, "minimax-m2": 5e6, "phimoe": 1e6,
-    "qwen3vlmoe": 5e5,
+    "ernie4_5-moe": 5e5, "gpt-oss": 1.5e5, "hy_v3": 11_158_840.0, "lfm2moe": 1e6, "llama": 1e6, "minimax-m2": 5e6,
+    "phimoe": 1e6, "qwen3vlmoe": 5e5,
 }  # fmt: skip  # the others' is 1e4
 _SMALL_EPS = (
     "deepseek2", "dots1", "gemma4", "granitemoe", "mellum", "minimax-m2", "qwen2moe", "qwen35moe", "qwen3moe",

@@ -148,6 +148,23 @@ def _dots(config: HfValues) -> Fields:
     }
 
 
+def _hy3(config: HfValues) -> Fields:
+    config.require("attention_bias", False)
+    config.require("mlp_bias", False)
+    config.require("route_norm", True)
+    width, shared = config.integer("moe_intermediate_size"), config.integer("num_shared_experts", default=1)
+    return {
+        "moe_intermediate_size": width,
+        "qk_norm": "head",
+        "gating": SIGMOID,
+        "norm_topk_prob": True,
+        "shared_experts": shared,
+        "shared_intermediate_size": shared * width or None,
+        "leading_dense": _leading_dense(config),
+        "router_scale": config.real("router_scaling_factor", default=2.826),
+    }
+
+
 def _exaone(config: HfValues) -> Fields:
     config.require("scoring_func", "sigmoid")
     config.require("sliding_window_pattern", 4, "LLLG")
@@ -235,6 +252,7 @@ _FIELDS: dict[str, Callable[[HfValues], Fields]] = {
     "gpt-oss": _gpt_oss,
     "granitemoe": _granite,
     "hunyuan-moe": hunyuan_fields,
+    "hy_v3": _hy3,
     "lfm2moe": _lfm2,
     "llama": _llama,
     "mellum": mellum_fields,

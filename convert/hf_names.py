@@ -49,6 +49,7 @@ _IN_LAYER = {
     "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.router.weight": "ffn_gate_inp.weight",
+    "mlp.router.gate.weight": "ffn_gate_inp.weight",
     "mlp.router.bias": "ffn_gate_inp.bias",
     "self_attn.sinks": "attn_sinks.weight",
     "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
@@ -106,9 +107,10 @@ _OWN["afmoe"] = {
     "pre_mlp_layernorm.weight": "ffn_norm.weight",
     "post_mlp_layernorm.weight": "post_ffw_norm.weight",
     "self_attn.gate_proj.weight": "attn_gate.weight",
-    "mlp.router.gate.weight": "ffn_gate_inp.weight",
     "mlp.expert_bias": "exp_probs_b.bias",
 }
+# By this name alone llama.cpp finds it.
+_OWN["hy_v3"] = dict.fromkeys(("mlp.expert_bias", "mlp.e_score_correction_bias"), "exp_probs_b")
 _OWN["gemma4"] = {
     "post_attention_layernorm.weight": "post_attention_norm.weight",
     "pre_feedforward_layernorm.weight": "ffn_norm.weight",

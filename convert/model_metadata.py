@@ -126,7 +126,7 @@ class ModelDims:
 # The others' experts are as wide as a dense layer.
 _EXPERT_WIDTH_KEY = (
     "afmoe", "deepseek2", "dots1", "ernie4_5-moe", "exaone-moe", "gemma4", "glm4moe", "gpt-oss", "hunyuan-moe",
-    "lfm2moe", "mellum", "minimax-m2", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vlmoe",
+    "hy_v3", "lfm2moe", "mellum", "minimax-m2", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vlmoe",
 )  # fmt: skip
 
 

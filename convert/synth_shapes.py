@@ -156,6 +156,16 @@ SHAPES = {
         ),
         "exaone-moe",
     ),
+    "hy3-295b-a21b": Shape(
+        ModelDims(
+            architecture="hy_v3", hidden_size=4096, num_layers=80, num_heads=64, num_kv_heads=8, head_dim=128,
+            intermediate_size=13312, moe_intermediate_size=1536, num_experts=192, num_experts_per_tok=8,
+            vocab_size=120832, context_length=131072, rope_theta=11158840.0, rms_norm_eps=1e-5, norm_topk_prob=True,
+            qk_norm="head", shared_experts=1, shared_intermediate_size=1536, leading_dense=1, router_scale=2.826,
+            gating=SIGMOID,
+        ),
+        "hunyuan-dense",
+    ),
     "trinity-mini-26b-a3b": Shape(
         ModelDims(
             architecture="afmoe", hidden_size=2048, num_layers=32, num_heads=32, num_kv_heads=4, head_dim=128,

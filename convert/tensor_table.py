@@ -56,7 +56,7 @@ def layer_shapes(dims: ModelDims, layer: int) -> Shapes:
         shapes |= {f"ffn_{name}_exps.bias": (dims.num_experts, dims.moe_intermediate_size) for name in ("gate", "up")}
         shapes["ffn_down_exps.bias"] = (dims.num_experts, hidden)
     if dims.has_selection_bias:
-        shapes["exp_probs_b.bias"] = (dims.num_experts,)
+        shapes["exp_probs_b" if dims.architecture == "hy_v3" else "exp_probs_b.bias"] = (dims.num_experts,)
     if dims.shared_width:
         if dims.architecture in _SHARED_EXPERT_GATE:
             shapes["ffn_gate_inp_shexp.weight"] = (hidden,)

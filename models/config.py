@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +20,8 @@ from models.config_table import ARCHITECTURES
 from models.errors import GGUFError
 from models.gguf import GGUFModel
 from models.layer_memory import LayerMemory
+
+_ROUTER = re.compile(r"blk\.(\d{1,9})\.ffn_gate_inp\.weight$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,11 @@ class ModelConfig:
         refuse_dense(model, architecture, where)
         reader = ConfigReader(model.metadata, architecture, where)
         has_selection_bias = any(".exp_probs_b" in name for name in model.tensors)
-        has_rope_factors = "rope_factors_long.weight" in model.tensors
-        facts = {"has_selection_bias": has_selection_bias, "has_rope_factors": has_rope_factors}
+        facts = {
+            "has_selection_bias": has_selection_bias,
+            "has_rope_factors": "rope_factors_long.weight" in model.tensors,
+            "first_router": min((int(found[1]) for found in map(_ROUTER.match, model.tensors) if found), default=0),
+        }
         values = reader.read_fields(table, facts)
         values["num_layers"] -= values.get("unused_layers", 0)
         latent = read_latent(values, where) if "kv_lora_rank" in values else None

@@ -5,85 +5,22 @@ A new architecture is one more entry in `ARCHITECTURES`.
 
 from __future__ import annotations
 
-from models.config_keys import COMMON, NEUTRAL, Architecture, Key, ratio, without
-
-_SHARED_WIDTH = Key(
-    "expert_shared_feed_forward_length",
-    int,
-    lambda v: v["shared_experts"] * v["moe_intermediate_size"],
-    "expert_shared_count times an expert's width",
+from models.config_groups import (
+    DEEPSEEK2,
+    HYBRID,
+    HYBRID_NEUTRAL,
+    QWEN_WIDTH,
+    SECTIONS,
+    SHARED,
+    SHARED_WIDTH,
 )
-_QWEN_WIDTH = Key(
-    "expert_feed_forward_length",
-    int,
-    lambda v: ratio(v["feed_forward_length"], v["num_experts_per_tok"]),
-    "feed_forward_length / expert_used_count",
-)
-
-_LATENT: dict[str, Key] = {
-    "q_lora_rank": Key("attention.q_lora_rank", int, 0, "queries are projected directly"),
-    "kv_lora_rank": Key("attention.kv_lora_rank", int),
-    "mla_key_length": Key("attention.key_length_mla", int, lambda v: v["head_dim"], "attention.key_length"),
-    "mla_value_length": Key("attention.value_length_mla", int, lambda v: v["value_dim"], "attention.value_length"),
-    "yarn_log_multiplier": Key("rope.scaling.yarn_log_multiplier", float, 0.0, "no factor on the softmax"),
-}
-
-_DEEPSEEK2 = (
-    COMMON
-    | _LATENT
-    | {
-        "leading_dense": Key("leading_dense_block_count", int, 0, "experts in every layer"),
-        "shared_experts": Key("expert_shared_count", int, 0, "no shared expert"),
-        "unused_layers": Key("nextn_predict_layers", int, 0, "none", lambda _: False),
-        "norm_topk_prob": Key("expert_weights_norm", bool, False, "DeepSeek-V2's rule"),
-        "gating": Key(
-            "expert_gating_func",
-            int,
-            lambda v: 2 if v["has_selection_bias"] else 1,
-            "sigmoid where the file has a selection bias, else softmax",
-        ),
-    }
-)
-
-# Qwen3-Next and Qwen3.5: attention in every fourth layer, gated delta nets in the others.
-_HYBRID: dict[str, Key] = {
-    **COMMON,
-    "feed_forward_length": Key("feed_forward_length", int, 0, "every layer has experts", lambda _: False),
-    "moe_intermediate_size": _QWEN_WIDTH,
-    "shared_intermediate_size": Key(
-        "expert_shared_feed_forward_length", int, lambda v: v["feed_forward_length"], "feed_forward_length"
-    ),
-    "unused_layers": Key("nextn_predict_layers", int, 0, "none", lambda _: False),
-    "recurrent_layers": Key("attention.recurrent_layers", bool, (), "", lambda _: False, per_layer=True),
-    "full_attention_interval": Key(
-        "full_attention_interval", int, 4, "llama.cpp's default", lambda v: v["recurrent_layers"] == ()
-    ),
-    "ssm_conv_kernel": Key("ssm.conv_kernel", int),
-    "ssm_inner_size": Key("ssm.inner_size", int),
-    "ssm_state_size": Key("ssm.state_size", int),
-    "ssm_heads": Key("ssm.time_step_rank", int),
-    "ssm_key_heads": Key("ssm.group_count", int),
-    "n_rot": Key("rope.dimension_count", int),
-}
-_HYBRID_NEUTRAL = without(NEUTRAL, "expert_shared_feed_forward_length", "nextn_predict_layers")
-
-# Text has one position for all three axes of this rotation, so its sections mean nothing here.
-_SECTIONS: dict[str, Key] = {
-    "rope_sections": Key("rope.dimension_sections", int, (), "", lambda _: False, per_layer=True)
-}
-
-# Experts scored by sigmoid behind first layers that are dense, beside ungated shared ones.
-_SHARED: dict[str, Key] = {
-    "leading_dense": Key("leading_dense_block_count", int, 0, "experts in every layer"),
-    "shared_experts": Key("expert_shared_count", int, 0, "no shared expert"),
-    "gating": Key("expert_gating_func", int, 2, "the architecture's sigmoid"),
-}
+from models.config_keys import COMMON, NEUTRAL, Architecture, Key, without
 
 ARCHITECTURES: dict[str, Architecture] = {
     "afmoe": Architecture(
         rope_interleaved=False,
         fields=COMMON
-        | _SHARED
+        | SHARED
         | {
             "sliding_window": Key("attention.sliding_window", int),
             "embedding_scale": Key("embedding_scale", float, lambda v: v["hidden_size"] ** 0.5, "the architecture's"),
@@ -94,7 +31,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "deepseek2": Architecture(
         rope_interleaved=True,
-        fields=_DEEPSEEK2,
+        fields=DEEPSEEK2,
         neutral=without(
             NEUTRAL,
             "attention.kv_lora_rank",
@@ -108,7 +45,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "dots1": Architecture(
         rope_interleaved=False,
         fields=COMMON
-        | _SHARED
+        | SHARED
         | {"norm_topk_prob": Key("expert_weights_norm", bool, False, "the architecture's rule")},
         neutral=without(NEUTRAL, "expert_shared_count", "leading_dense_block_count"),
     ),
@@ -118,7 +55,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         | {
             "leading_dense": Key("leading_dense_block_count", int, 0, "experts in every layer"),
             "shared_experts": Key("expert_shared_count", int, 0, "no shared expert"),
-            "shared_intermediate_size": _SHARED_WIDTH,
+            "shared_intermediate_size": SHARED_WIDTH,
         },
         neutral=without(
             NEUTRAL, "expert_shared_count", "expert_shared_feed_forward_length", "leading_dense_block_count"
@@ -127,9 +64,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "exaone-moe": Architecture(
         rope_interleaved=False,
         fields=COMMON
-        | _SHARED
+        | SHARED
         | {
-            "shared_intermediate_size": _SHARED_WIDTH,
+            "shared_intermediate_size": SHARED_WIDTH,
             "sliding_window": Key("attention.sliding_window", int),
             "unused_layers": Key("nextn_predict_layers", int, 0, "none", lambda _: False),
         },
@@ -166,7 +103,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "glm4moe": Architecture(
         rope_interleaved=False,
-        fields=COMMON | _SHARED | _SECTIONS | {"unused_layers": Key("nextn_predict_layers", int, 0, "none")},
+        fields=COMMON | SHARED | SECTIONS | {"unused_layers": Key("nextn_predict_layers", int, 0, "none")},
         neutral=without(NEUTRAL, "expert_shared_count", "leading_dense_block_count", "nextn_predict_layers"),
     ),
     "gpt-oss": Architecture(
@@ -213,6 +150,31 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         neutral=without(NEUTRAL, "expert_shared_count", "expert_shared_feed_forward_length"),
     ),
+    "hy_v3": Architecture(
+        rope_interleaved=False,
+        fields=COMMON
+        | SHARED
+        | {
+            "leading_dense": Key(
+                "leading_dense_block_count", int, lambda v: v["first_router"], "the layers before the first router"
+            ),
+            "shared_experts": Key("expert_shared_count", int, 1, "", lambda _: False),  # its width says all
+            "shared_intermediate_size": Key(
+                "expert_shared_feed_forward_length",
+                int,
+                lambda v: v["moe_intermediate_size"],
+                "expert_feed_forward_length",
+            ),
+            "unused_layers": Key("nextn_predict_layers", int, 0, "none", lambda _: False),
+        },
+        neutral=without(
+            NEUTRAL,
+            "expert_shared_count",
+            "expert_shared_feed_forward_length",
+            "leading_dense_block_count",
+            "nextn_predict_layers",
+        ),
+    ),
     "lfm2moe": Architecture(
         rope_interleaved=False,
         fields=COMMON
@@ -229,7 +191,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope_interleaved=False,
         fields=COMMON
         | {
-            "moe_intermediate_size": _QWEN_WIDTH,
+            "moe_intermediate_size": QWEN_WIDTH,
             "sliding_window": Key("attention.sliding_window", int),
             "rope_theta_window": Key("rope.freq_base_swa", float, lambda v: v["rope_theta"], "rope.freq_base"),
         },
@@ -254,7 +216,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope_interleaved=False,
         fields=COMMON
         | {
-            "moe_intermediate_size": _QWEN_WIDTH,
+            "moe_intermediate_size": QWEN_WIDTH,
             "shared_intermediate_size": Key(
                 "expert_shared_feed_forward_length", int, lambda v: v["feed_forward_length"], "feed_forward_length"
             ),
@@ -263,7 +225,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         neutral=without(NEUTRAL, "expert_shared_feed_forward_length"),
     ),
     "qwen3moe": Architecture(
-        rope_interleaved=False, fields=COMMON | {"moe_intermediate_size": _QWEN_WIDTH}, neutral=NEUTRAL
+        rope_interleaved=False, fields=COMMON | {"moe_intermediate_size": QWEN_WIDTH}, neutral=NEUTRAL
     ),
     "phimoe": Architecture(
         rope_interleaved=False,
@@ -283,14 +245,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         gating="sparsemixer",
         experts_per_tok=2,
     ),
-    "qwen35moe": Architecture(rope_interleaved=False, fields=_HYBRID | _SECTIONS, neutral=_HYBRID_NEUTRAL),
-    "qwen3next": Architecture(rope_interleaved=False, fields=_HYBRID, neutral=_HYBRID_NEUTRAL),
+    "qwen35moe": Architecture(rope_interleaved=False, fields=HYBRID | SECTIONS, neutral=HYBRID_NEUTRAL),
+    "qwen3next": Architecture(rope_interleaved=False, fields=HYBRID, neutral=HYBRID_NEUTRAL),
     "qwen3vlmoe": Architecture(
         rope_interleaved=False,
         fields=COMMON
-        | _SECTIONS
+        | SECTIONS
         | {
-            "moe_intermediate_size": _QWEN_WIDTH,
+            "moe_intermediate_size": QWEN_WIDTH,
             "deepstack_layers": Key("n_deepstack_layers", int, 0, "", lambda _: False),  # pictures enter them, text no
         },
         neutral=NEUTRAL,

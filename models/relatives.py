@@ -26,7 +26,7 @@ _RELATIVES = {
     "grovemoe": "qwen3moe",
     "hunyuan": "hunyuan-moe",
     "hy_v4": "deepseek2",
-    "hy_v": "dots1",  # Qwen3's attention, experts scored by sigmoid with a bias, shared ones
+    "hy_v": "hy_v3",
     "jamba": "qwen3next",
     "kimi-linear": "qwen3next",
     "kimi": "deepseek2",

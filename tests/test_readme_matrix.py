@@ -37,6 +37,7 @@ MODELS = {
     "gpt-oss": "gpt-oss",
     "granitemoe": "Granite 3 with experts",
     "hunyuan-moe": "Hunyuan-A13B",
+    "hy_v3": "Hy3",
     "lfm2moe": "LFM2 with experts",
     "llama": "Mixtral",
     "mellum": "Mellum 2",

@@ -1,5 +1,5 @@
 """More families of `tests.tiny_models`, whose experts are scored by sigmoid with a bias: MiniMax-M2, dots.llm1,
-GLM-4.7-Flash, Trinity and K-EXAONE.
+GLM-4.7-Flash, Trinity, K-EXAONE and Hy3.
 """
 
 from __future__ import annotations
@@ -59,6 +59,21 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             "route_scale": 2.5,
             "mup_enabled": True,
             "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    ),
+    "hy_v3": (
+        transformers.HYV3Config,
+        transformers.HYV3ForCausalLM,
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 24,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 2,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "moe_intermediate_size": 32,
+            "intermediate_size": 80,
+            "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
         },
     ),
     "exaone-moe": (
@@ -133,6 +148,18 @@ def _dots_metadata(config: Any) -> dict[str, Any]:
     }
 
 
+def _hy3_metadata(config: Any) -> dict[str, Any]:
+    return {
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_shared_feed_forward_length": config.moe_intermediate_size * config.num_shared_experts,
+        "expert_weights_scale": float(config.router_scaling_factor),
+        "expert_weights_norm": True,
+        "expert_gating_func": 2,
+    }
+
+
 def _exaone_metadata(config: Any) -> dict[str, Any]:
     return {
         "attention.key_length": config.head_dim,
@@ -180,6 +207,7 @@ TENSORS = {"afmoe": _afmoe_tensors}
 METADATA: dict[str, Callable[[Any], dict[str, Any]]] = {
     "afmoe": _afmoe_metadata,
     "exaone-moe": _exaone_metadata,
+    "hy_v3": _hy3_metadata,
     "deepseek2": _latent_metadata,
     "dots1": _dots_metadata,
     "minimax-m2": _minimax_metadata,

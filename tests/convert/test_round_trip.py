@@ -84,6 +84,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mellum": ("mellum", {}),
     "afmoe": ("afmoe", {}),
     "exaone_moe": ("exaone-moe", {}),
+    "hy_v3": ("hy_v3", {}),
     "minimax_m2": ("minimax-m2", {}),
     "minimax_m2_published_spelling": (
         "minimax-m2",

@@ -65,6 +65,7 @@ TINY_SHAPES = [
         "exaone-moe", "exaone-moe", qk_norm="head", sliding_window=16, shared_experts=1, leading_dense=1,
         gating=SIGMOID, window_layers=(True, False),
     ),
+    tiny("hy_v3", qk_norm="head", shared_experts=1, shared_intermediate_size=256, leading_dense=1, gating=SIGMOID),
     tiny("dots1", qk_norm="head", num_kv_heads=4, shared_experts=2, leading_dense=1, gating=SIGMOID),
     tiny(
         "gemma4", "spm", tied=True, vocab_size=700, qk_norm="head", shares_values=True, logit_softcap=30.0,

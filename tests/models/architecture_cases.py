@@ -159,6 +159,15 @@ CASES = {
     "granitemoe_shared": Case("granitemoe_shared", {"tie_word_embeddings": True}),
     "granitemoe_one_expert": Case("granitemoe", {"num_experts_per_tok": 1}),
     "granitemoe_all_experts": Case("granitemoe_shared", {"num_experts_per_tok": 5}),
+    "hy3": Case("hy_v3"),
+    "hy3_all_dense_but_one": Case(
+        "hy_v3", {"mlp_layer_types": ["dense", "dense", "sparse"], "num_experts_per_tok": 1, "num_shared_experts": 1}
+    ),
+    "hy3_no_dense_layer": Case(
+        "hy_v3",
+        {"mlp_layer_types": ["sparse"] * 3, "num_experts_per_tok": 5, "num_shared_experts": 1},
+        {"hy_v3.expert_shared_feed_forward_length": None},
+    ),
     "hunyuan_moe": Case("hunyuan-moe"),
     "hunyuan_moe_one_expert": Case(
         "hunyuan-moe",

@@ -38,7 +38,7 @@ def refusal(tmp_path: Path, **metadata: object) -> PearlError:
         ("qwen3", "nearest relative: qwen3moe"),
         ("ernie4_5", "nearest relative: ernie4_5-moe"),
         ("hunyuan-dense", "nearest relative: hunyuan-moe"),
-        ("hy_v3", "nearest relative: dots1"),
+        ("hy_v5", "nearest relative: hy_v3"),
         ("qwen3vl", "nearest relative: qwen3vlmoe"),
         ("olmoe9", "nearest relative: olmoe"),
         ("hy_v4", "nearest relative: deepseek2"),

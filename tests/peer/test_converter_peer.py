@@ -39,6 +39,7 @@ FIELDS = peer_models.FIELDS | {
     "deepseek2_lite": {"first_k_dense_replace": 1, "scoring_func": "sigmoid"},
     "dots1": {"scoring_func": "sigmoid"},
     "exaone-moe": {"scoring_func": "sigmoid"},
+    "hy_v3": {"route_norm": True},
     "hunyuan-moe": {  # the converter knows this alpha, this width of a head and lists for the layers only
         "hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128,
         "max_position_embeddings": 32768, "moe_topk": [2, 2], "moe_intermediate_size": [32, 32],

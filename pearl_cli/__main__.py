@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from pearl_cli.standard_streams import drop_what_stdout_refused, open_closed_streams, tell_streams_apart
+from pearl_cli.standard_streams import drop_what_stdout_refused, open_closed_streams, prepare_streams
 
 PACKAGES = ("pearl_cli", "kernels", "convert", "models")
 
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run `pearl` with `argv` (default: the process's own) and return the exit code."""
     open_closed_streams()
     if argv is None:
-        tell_streams_apart()
+        prepare_streams()
         # numpy's matrix products are those of small forecasts; threads of their own, beyond -t, only get in the way of
         # the kernels' (the demo's median token under a budget: 2.72 ms with them, 2.52 without). Read when numpy loads.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

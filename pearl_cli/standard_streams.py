@@ -1,5 +1,5 @@
-"""The process's own stdin, stdout and stderr: there when the caller closed them; stdout is named when it fails, and
-stderr is never a reason to stop.
+"""The process's own stdin, stdout and stderr: there when the caller closed them, UTF-8 whatever the locale; stdout is
+named when it fails, and stderr is never a reason to stop.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ def open_closed_streams() -> None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
-def tell_streams_apart() -> None:
-    """An OSError of stdout carries its name, as one of a file does; what stderr does not take is dropped: an answer is
-    whole without its log, as it is for a C program that does not ask what fprintf returned.
+def prepare_streams() -> None:
+    """Text comes and goes as UTF-8, and names of files as the bytes they are, as with llama.cpp: a locale that lacks a
+    character ends no reply. An OSError of stdout carries its name, as one of a file does; what stderr does not take is
+    dropped: an answer is whole without its log, as it is for a C program that does not ask what fprintf returned.
     """
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     sys.stdout = _over(sys.stdout, _NamedOutput)
     sys.stderr = _over(sys.stderr, _Log)
 
@@ -62,8 +65,8 @@ class _Log(io.FileIO):
 
 
 def _over(stream: TextIO, kind: type[io.FileIO]) -> TextIO:
-    """An output stream like `stream` over a file of `kind`; `stream` itself where it is no plain file, but a console of
-    Windows or what a test put there.
+    """An output stream like `stream`, in UTF-8, over a file of `kind`; `stream` itself where it is no plain file, but a
+    console of Windows or what a test put there.
     """
     if not isinstance(stream, io.TextIOWrapper):
         return stream
@@ -73,4 +76,5 @@ def _over(stream: TextIO, kind: type[io.FileIO]) -> TextIO:
         return stream
     file = kind(raw.fileno(), raw.mode, closefd=False)
     inner = file if buffer is raw else io.BufferedWriter(file)
-    return io.TextIOWrapper(inner, stream.encoding, stream.errors, "\n", stream.line_buffering, stream.write_through)
+    errors = "surrogateescape" if stream.errors == "strict" else stream.errors
+    return io.TextIOWrapper(inner, "utf-8", errors, "\n", stream.line_buffering, stream.write_through)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,3 +50,24 @@ def test_unbuffered_streams_are_told_apart_too(tiny_path: Path) -> None:
     done = shell(f"PYTHONUNBUFFERED=1 pearl plan -m {tiny_path} --json")
     assert done.returncode == 0
     assert '"total_bytes"' in done.stdout
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_text_is_utf8_whatever_the_locale(encoding: str, tiny_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "say.txt").write_text("h\u00e9\u2192\u4f60\n", encoding="utf-8")
+    for call in (
+        f"pearl complete -m {tiny_path} -p abc -n 8 --temp 0 --ignore-eos",
+        f"pearl chat -m {tiny_path} -n 8 --temp 0 < {tmp_path}/say.txt",
+        f"pearl tokenize -m {tiny_path} < {tmp_path}/say.txt",
+    ):
+        usual, other = (shell(f"PYTHONIOENCODING={each} {call}") for each in ("utf-8", encoding))
+        assert other.returncode == 0, other.stderr
+        assert other.stdout == usual.stdout
+        assert usual.stdout
+
+
+def test_a_name_of_bytes_is_printed_as_it_is(tiny_path: Path, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m pearl_cli convert {tiny_path} -o {tmp_path}/$'\\xff'"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert Path(os.fsdecode(done.stdout.splitlines()[-1])).is_file()

@@ -110,13 +110,7 @@ class ModelConfig:
         table = ARCHITECTURES[architecture]
         refuse_dense(model, architecture, where)
         reader = ConfigReader(model.metadata, architecture, where)
-        has_selection_bias = any(".exp_probs_b" in name for name in model.tensors)
-        facts = {
-            "has_selection_bias": has_selection_bias,
-            "has_rope_factors": "rope_factors_long.weight" in model.tensors,
-            "first_router": min((int(found[1]) for found in map(_ROUTER.match, model.tensors) if found), default=0),
-        }
-        values = reader.read_fields(table, facts)
+        values = reader.read_fields(table, _facts(model))
         values["num_layers"] -= values.get("unused_layers", 0)
         latent = read_latent(values, where) if "kv_lora_rank" in values else None
         own_memory = read_short_conv(values, where) if "conv_kernel" in values else None
@@ -125,16 +119,11 @@ class ModelConfig:
         unread = reader.refuse_maths(table)
         check_sizes(values, where, len(model.tensors))
         delta_net = read_delta_net(values, where) if "ssm_heads" in values else None
-        window_layers, rope_window = _window_layers(reader, table, values), None
+        window_layers = _window_layers(reader, table, values)
         has_kinds = "head_dim_window" in values
         if has_kinds:
             own_memory = attention_by_layer(values, window_layers, where)
-        if "rope_theta_window" in values:
-            n_rot_window = values.get("n_rot_window", values["n_rot"])
-            rope_window = RopeConfig(values["rope_theta_window"], n_rot_window, table.rope_interleaved)
-        rope = read_rope(values, table, where)
-        if table.rope_in_windows_only:
-            rope_window, rope = rope, replace(rope, scaling="off")
+        rope, rope_window = _rotations(values, table, where)
         name = model.metadata.get("general.name")
         return cls(
             architecture=architecture,
@@ -175,6 +164,25 @@ _PLAIN_FIELDS = (
     "rms_norm_eps",
     "sliding_window",
 )
+
+
+def _facts(model: GGUFModel) -> dict[str, Any]:
+    """What tensors say where no key does."""
+    return {
+        "has_selection_bias": any(".exp_probs_b" in name for name in model.tensors),
+        "has_rope_factors": "rope_factors_long.weight" in model.tensors,
+        "first_router": min((int(found[1]) for found in map(_ROUTER.match, model.tensors) if found), default=0),
+    }
+
+
+def _rotations(v: dict[str, Any], table: Architecture, where: str) -> tuple[RopeConfig, RopeConfig | None]:
+    """Of all layers, or of those without a sliding window and of those with one, where these rotate otherwise."""
+    rope = read_rope(v, table, where)
+    if table.rope_in_windows_only:
+        return replace(rope, scaling="off"), rope
+    if "rope_theta_window" not in v:
+        return rope, None
+    return rope, RopeConfig(v["rope_theta_window"], v.get("n_rot_window", v["n_rot"]), table.rope_interleaved)
 
 
 def _factors(v: dict[str, Any]) -> dict[str, Any]:

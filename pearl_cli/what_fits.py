@@ -22,9 +22,10 @@ def what_fits(
     context: int,
     ceiling: Literal["ram", "vram"] = "ram",
 ) -> str:
-    """The first change of flags that `plan` accepts, as a user types it, or the least ceiling with all of them; empty
-    where none of them matters. plan: raises MemoryPlanError for what does not fit, UsageError for what the model cannot
-    do; context: what `options` come to; ceiling: the flag whose bytes are planned.
+    """The mildest change of flags that `plan` accepts, as a user types it, or the least ceiling with all of them; empty
+    where none of them matters. A smaller context is the longest that fits. plan: raises MemoryPlanError for what does
+    not fit, UsageError for what the model cannot do; context: what `options` come to; ceiling: the flag whose bytes are
+    planned.
     """
     given: Size | None = getattr(options, ceiling)
     last: RunOptions | None = None
@@ -33,6 +34,8 @@ def what_fits(
             continue
         try:
             plan(changed)
+            if changed.ctx_size != options.ctx_size:
+                changed = _longest(plan, changed, context)
             return f"; {_flags(options, changed)} would fit"
         except UsageError:
             continue
@@ -45,6 +48,27 @@ def what_fits(
     floor = least.floor_bytes + FLOOR_MARGIN_BYTES
     # where less than what was given would do, the ceiling is not what is wrong
     return f"; with {_flags(options, last)} it needs --{ceiling} {typed(floor)}" if floor > given.n_bytes else ""
+
+
+def _longest(plan: Callable[[RunOptions], MemoryPlan], fitting: RunOptions, context: int) -> RunOptions:
+    """`fitting`, whose context was halved until it fitted, with the longest that fits, in steps of LEAST_CONTEXT, and
+    still does when the process weighs a little more next time.
+    """
+    longest, fits = fitting, fitting.ctx_size // LEAST_CONTEXT if fitting.ctx_size is not None else 0
+    too_long = -(-min(2 * (fits + 1) * LEAST_CONTEXT, context) // LEAST_CONTEXT)
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        tried = dataclasses.replace(fitting, ctx_size=middle * LEAST_CONTEXT)
+        try:
+            planned = plan(tried)
+            enough = planned.floor_bytes + FLOOR_MARGIN_BYTES <= planned.ceiling_bytes
+        except MemoryPlanError:
+            enough = False
+        if enough:
+            longest, fits = tried, middle
+        else:
+            too_long = middle
+    return longest
 
 
 def _flags(options: RunOptions, changed: RunOptions) -> str:

@@ -42,6 +42,7 @@ def planner(types: tuple[str, ...] = ("f16", "q8_0")) -> Callable[[RunOptions], 
     [
         (104, "; -ctk q8_0 -ctv q8_0 would fit"),  # 68 for the cache, 32 for the chunk
         (99, "; -c 2048 would fit"),
+        (80, "; -c 1280 would fit"),  # 1536 leave 48 for cache and chunk, and nothing for a process that weighs more
         (66, "; -c 1024 would fit"),
         (60, "; -c 512 would fit"),
         (25, "; -c 256 would fit"),

@@ -106,7 +106,3 @@ class LayerCache:
         if not self.resident[expert] and np.count_nonzero(self.resident) >= self.capacity:
             raise ValueError(f"layer {self.layer} already holds {self.capacity} experts")
         self.resident[expert] = True
-
-    def forget(self, expert: int) -> None:
-        """An expert whose bytes did not arrive is not resident; its history stays."""
-        self.resident[expert] = False

@@ -118,11 +118,9 @@ class Prefetcher:
     def _loads_for(self, state: LayerState, wanted: list[int]) -> list[Load]:
         """Loads for `wanted`, as far as slots are free."""
         loads = []
-        for expert in wanted:
-            slot = self._arena.take(state.size_class)
-            if slot < 0:
-                break
+        for expert in wanted[: self._arena.num_free(state.size_class)]:
             state.cache.history.touched_cycle[expert] = state.cache.history.cycle
+            slot = self._arena.take(state.size_class)
             loads.append(state.new_load(expert, slot, self._arena, demanded=False))
         return loads
 

@@ -78,7 +78,11 @@ def _tokenize_lines(tokenizer: Tokenizer, add_bos: bool | None, special: bool) -
             raise UsageError(f"{where}: not JSON ({error}); --jsonl takes one JSON string a line") from error
         if not isinstance(text, str):
             raise UsageError(f"{where}: not a JSON string; --jsonl takes one JSON string a line")
-        click.echo(json.dumps(tokenizer.encode(text, add_bos, special)))
+        try:
+            ids = tokenizer.encode(text, add_bos, special)
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from error
+        click.echo(json.dumps(ids))
 
 
 def _decode(raw: bytes, source: str) -> str:

@@ -141,7 +141,7 @@ def with_key(key: str, value) -> TinyMoE:
     ("model", "reason"),
     [
         (with_key("general.architecture", "olmoe9"), "architecture 'olmoe9' is not supported"),
-        (with_key("general.architecture", "qwen3vlmoe"), "nearest relative: qwen3moe"),
+        (with_key("general.architecture", "rnd1"), "nearest relative: qwen3moe"),
         (with_key("general.architecture", "qwen35"), "nearest relative: qwen35moe"),
         (with_key("olmoe.attention.clamp_kqv", 8.0), "clamp_kqv' = '8.0' is not implemented"),
         (with_key("tokenizer.ggml.pre", "zzz-new"), "tokenizer.ggml.pre = 'zzz-new' is not supported"),

@@ -89,7 +89,7 @@ def test_pre_overrides_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (b"[" * 100_000 + b"\n", "line 1: not JSON"),
         (b"9" * 5000 + b"\n", "line 1: not JSON"),
         (b'"\xff"\n', "line 1: not valid UTF-8 at byte 1"),
-        (b'"\\ud83d"\n', "not valid Unicode"),
+        (b'"\\ud83d"\n', "line 1: the text is not valid Unicode"),
     ],
 )
 def test_bad_jsonl_names_its_line(

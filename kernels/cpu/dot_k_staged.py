@@ -18,6 +18,9 @@ from kernels.quant_types import QuantType, block_bytes
 WIDTH = 4
 """Super-blocks whose headers are unpacked together: four fill 512 bits."""
 
+WHOLE_COLS = 256 * WIDTH
+"""Rows of a multiple of this many columns have code of their own, without a step of fewer super-blocks."""
+
 _SCALES_BYTES = 32 * WIDTH  # of the stage; d * dx of each super-block follows
 _CHAINS = 2  # sums of a super-block: a dot product instruction takes 4 cycles
 
@@ -90,9 +93,9 @@ STAGED: dict[QuantType, Staged] = {
 class _Row:
     """The dot of one row with one q8_256 record, by parts; sums within a super-block are exact integers."""
 
-    def __init__(self, e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: Any) -> None:
+    def __init__(self, e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: Any, whole: bool) -> None:
         b = e.b
-        self.e, self.how, self.size = e, STAGED[quant_type], block_bytes(quant_type)
+        self.e, self.how, self.size, self.whole = e, STAGED[quant_type], block_bytes(quant_type), whole
         self.row, self.record, self.n_blocks = row, record, b.lshr(n_cols, e.i64(8))
         self.d_base = b.add(b.add(record, n_cols), b.lshr(n_cols, e.i64(3)))
         self.pair_base = b.add(self.d_base, b.lshr(n_cols, e.i64(6)))
@@ -110,8 +113,10 @@ class _Row:
         """Up to WIDTH super-blocks; `sums`: float32 [8] of products, float32 [4 WIDTH] of minima."""
         e, b = self.e, self.e.b
         first = b.mul(i, e.i64(WIDTH))
-        left = b.sub(self.n_blocks, first)
-        n = b.select(b.icmp_signed("<", left, e.i64(WIDTH)), left, e.i64(WIDTH))
+        n = None
+        if not self.whole:
+            left = b.sub(self.n_blocks, first)
+            n = b.select(b.icmp_signed("<", left, e.i64(WIDTH)), left, e.i64(WIDTH))
         start, x_start = b.add(self.row, b.mul(first, e.i64(self.size))), b.add(self.record, b.shl(first, e.i64(8)))
         products, minima = sums[0], self._unpack(first, n, start, sums[1])
         e.barrier()
@@ -123,27 +128,33 @@ class _Row:
             d = e.load(b.add(e.at(self.stage, _SCALES_BYTES), b.mul(k, e.i64(self.d_step))), F32, 4)
             return [e.fma(b.sitofp(total, V8F32), e.splat(d, 8), carried[0])]
 
-        (products,) = e.loop(n, [products], block)
+        if n is None:
+            for k in range(WIDTH):
+                (products,) = block(e.i64(k), [products])
+        else:
+            (products,) = e.loop(n, [products], block)
         e.barrier()
         return [products, minima]
 
     def _unpack(self, first: Any, n: Any, start: Any, minima: Any) -> Any:
-        """Stage the sub-scales as pairs of int16, and d * dx; returns `minima` with those of these super-blocks. Of
-        fewer than WIDTH, the last one's header stands for the missing, worth 0."""
+        """Stage the sub-scales as pairs of int16, and d * dx; returns `minima` with those of these n super-blocks, all
+        WIDTH where n is None. Of fewer, the last one's header stands for the missing, worth 0."""
         e, b = self.e, self.e.b
-        last = b.sub(n, e.i64(1))
-        places = [e.i64(0)]
-        for k in range(1, WIDTH):
-            places.append(b.select(b.icmp_signed("<", last, e.i64(k)), last, e.i64(k)))
+        places = [e.i64(k) for k in range(WIDTH)]
+        if n is not None:
+            last = b.sub(n, e.i64(1))
+            places[1:] = [b.select(b.icmp_signed("<", last, place), last, place) for place in places[1:]]
         header = self.how.header(e, [b.add(start, b.mul(place, e.i64(self.size))) for place in places])
         for half in (0, 1):
             twice = [8 * k + 4 * half + g // 2 for k in range(WIDTH) for g in range(8)]
             e.store(e.shuffle(header.scales, twice), e.at(self.stage, 16 * WIDTH * half), 16)
         n_halves = header.halves.type.count // WIDTH
         dx = e.load(b.add(self.d_base, b.shl(first, e.i64(2))), vec(F32, WIDTH), 4)
-        # what lies behind the record's d may be subnormal as a float32, and multiplying those takes a Zen 4 50 cycles
-        is_there = b.icmp_unsigned("<", e.const(vec(I32, WIDTH), list(range(WIDTH))), e.splat(b.trunc(n, I32), WIDTH))
-        dx = b.select(is_there, dx, e.zero(dx.type))
+        if n is not None:
+            # what lies behind the record's d may be subnormal as float32; multiplying such takes a Zen 4 50 cycles
+            block = e.const(vec(I32, WIDTH), list(range(WIDTH)))
+            is_there = b.icmp_unsigned("<", block, e.splat(b.trunc(n, I32), WIDTH))
+            dx = b.select(is_there, dx, e.zero(dx.type))
         d = b.fpext(header.halves, vec(F32, n_halves * WIDTH))
         d = b.fmul(d, e.shuffle(dx, [k for k in range(WIDTH) for _ in range(n_halves)]))
         e.store(d, e.at(self.stage, _SCALES_BYTES), 4)
@@ -166,6 +177,7 @@ class _Row:
         return e.b.add(*totals)
 
 
-def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: Any) -> Any:
-    """Float32 dot of the row at address `row` with one q8_256 record."""
-    return _Row(e, quant_type, row, n_cols, record).dot()
+def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: Any, whole: bool = False) -> Any:
+    """Float32 dot of the row at address `row` with one q8_256 record. `whole` says that n_cols is a multiple of
+    WHOLE_COLS."""
+    return _Row(e, quant_type, row, n_cols, record, whole).dot()

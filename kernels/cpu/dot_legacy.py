@@ -26,6 +26,9 @@ from kernels.cpu.vector_ir import F16, F32, I1, I8, I16, I32, V32I8, Emitter, ve
 from kernels.quant_types import QuantType, block_bytes
 
 _STEP = 8  # blocks of one step of the row dot
+WHOLE_COLS = 32 * _STEP
+"""Rows of a multiple of this many columns have code of their own, without a tail loop."""
+
 _CHAINS = 4  # sums of products, since one fused multiply-add takes 4 cycles
 _WINDOW_BYTES = 64
 
@@ -226,7 +229,7 @@ def arranged(e: Emitter, quant_type: QuantType, n_cols: Any, record: Any) -> Any
 
 def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: Any, whole: bool) -> Any:
     """Float32 dot of the row at address `row` with one q8_32 record, `arranged`: 8 blocks a step, then the rest one by
-    one. `whole` says that there is no rest.
+    one. `whole` says that n_cols is a multiple of WHOLE_COLS: there is no rest.
 
     sum of d * dx * (codes . q)  +  sum of m * s, or  -  offset * sum of d * s, where s = dx * sum of q.
     """

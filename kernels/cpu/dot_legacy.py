@@ -231,7 +231,8 @@ def row_dot(e: Emitter, quant_type: QuantType, row: Any, n_cols: Any, record: An
     """Float32 dot of the row at address `row` with one q8_32 record, `arranged`: 8 blocks a step, then the rest one by
     one. `whole` says that n_cols is a multiple of WHOLE_COLS: there is no rest.
 
-    sum of d * dx * (codes . q)  +  sum of m * s, or  -  offset * sum of d * s, where s = dx * sum of q.
+    sum of d * dx * (codes . q)  +  sum of m * s, or  -  offset * sum of d * s, where s = dx * sum of q; by halves, sums
+    of codes . q start at -offset * sum of q instead.
     """
     b, layout, size = e.b, _layout_of_dot(e, quant_type), block_bytes(quant_type)
     record, halves, start_base = record

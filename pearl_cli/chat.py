@@ -14,7 +14,7 @@ from models.chat_template import ChatTemplate
 from pearl_cli.conversation import Conversation
 from pearl_cli.engine import Generation
 from pearl_cli.interrupt import Interrupt
-from pearl_cli.prompt_advice import chunk_advice
+from pearl_cli.prompt_advice import chunk_advice, context_advice
 from pearl_cli.reply_channels import ANSWER, THOUGHT, ReplyChannels
 from pearl_cli.residency.stats import TokenStats
 from pearl_cli.routing.mark import steered_mark
@@ -176,8 +176,11 @@ class Chat:
             self._said_repeats = True
 
     def _say_advice(self, generation: Generation) -> None:
-        """Say once how a long prompt would have waited less."""
+        """Say that the context was too short, each time; and once how a long prompt would have waited less."""
         engine = self.session.engine
+        cut = context_advice(generation, engine.context)
+        if cut is not None:
+            self.session.terminal.warn(f"{cut}, and /clear forgets the conversation")
         advice = chunk_advice(generation, self.session.opened.config, engine.chunk_tokens, engine.context)
         if advice is not None and not self._said_advice:
             self.session.terminal.note(advice)

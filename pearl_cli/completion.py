@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pearl_cli.interrupt import Interrupt
-from pearl_cli.prompt_advice import chunk_advice
+from pearl_cli.prompt_advice import chunk_advice, context_advice
 from pearl_cli.residency.stats import TokenStats
 from pearl_cli.sampling import Sampler, SamplingParams, forbid
 from pearl_cli.session import Session
@@ -21,7 +21,7 @@ from pearl_cli.text_stream import TextStream
 class Completion:
     """finish_reason: "stop" (end of text or a stop string), "length", "cancelled".
 
-    `decode` sums over generated tokens.
+    `decode` sums over generated tokens; `notes` are lines to tell the user after the text.
     """
 
     prompt_ids: list[int]
@@ -32,6 +32,7 @@ class Completion:
     prompt_ms: float
     decode_ms: float
     decode: TokenStats
+    notes: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """The JSON object of `pearl complete --json`; timings under llama-server's names, residency beside them."""
@@ -97,12 +98,16 @@ def complete(
                 break
     out(stream.finish())
     engine = session.engine
-    advice = chunk_advice(generation, session.opened.config, engine.chunk_tokens, engine.context)
-    if advice is not None:
-        session.terminal.note(advice)
+    advice = (
+        chunk_advice(generation, session.opened.config, engine.chunk_tokens, engine.context),
+        context_advice(generation, engine.context),
+    )
+    notes = tuple(line for line in advice if line is not None)
     elapsed_ms = (time.perf_counter() - started) * 1e3 - generation.prompt_ms
     reason = "stop" if stream.stopped else generation.finish_reason
-    return Completion(prompt_ids, ids, "".join(shown), reason, sampler.seed, generation.prompt_ms, elapsed_ms, decode)
+    return Completion(
+        prompt_ids, ids, "".join(shown), reason, sampler.seed, generation.prompt_ms, elapsed_ms, decode, notes
+    )
 
 
 def _rate(count: int, elapsed_ms: float) -> float:

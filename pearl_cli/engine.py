@@ -47,7 +47,7 @@ class Step:
 
 class Generation:
     """An iterator of `Step`. finish_reason, when it has ended: "stop" (a stop id, which is not yielded), "length" or
-    "cancelled".
+    "cancelled"; context_full tells a "length" for which the context was too short, not `max_tokens`.
 
     reused_tokens of the prompt were still in the cache; prompt_ms and prompt_stats cover the others. repeated_tokens of
     those had been computed before, but the model's state could not go back to behind them.
@@ -55,6 +55,7 @@ class Generation:
 
     def __init__(self, steps: Callable[[Generation], Iterator[Step]]) -> None:
         self.finish_reason = ""
+        self.context_full = False
         self.stop_id: int | None = None
         self.prompt_tokens = 0
         self.reused_tokens = 0
@@ -183,7 +184,8 @@ class Engine:
                 moment = time.perf_counter()
                 yield Step(token_id, (moment - since) * 1e3, stats)
                 n_done += 1
-                if n_done == max_tokens or len(self.tokens) >= self.context:
+                generation.context_full = n_done != max_tokens and len(self.tokens) >= self.context
+                if n_done == max_tokens or generation.context_full:
                     break
                 if cancelled is not None and cancelled():
                     raise CallCancelled

@@ -1,5 +1,5 @@
-"""What to say after a long prompt that waited for experts: each chunk reads again what is not in memory, and a longer
-chunk reads it less often.
+"""What to say after a reply about its flags: a long prompt waited for experts, since each chunk reads again what is not
+in memory and a longer chunk reads it less often; or the context was too short for the reply.
 """
 
 from __future__ import annotations
@@ -12,6 +12,13 @@ from pearl_cli.workspace import workspace_bytes
 _WORTH_SAYING_MS = 3000.0
 _WORTH_SAYING_SHARE = 0.2  # of the prompt's time
 _LONGEST = 4096
+
+
+def context_advice(generation: Generation, context: int) -> str | None:
+    """One line where the reply ended because the context of so many tokens was full, else None."""
+    if not generation.context_full:
+        return None
+    return f"the context of {context} tokens is full, so that the text ends here; a larger -c holds more"
 
 
 def chunk_advice(generation: Generation, config: ModelConfig, chunk_tokens: int, context: int) -> str | None:

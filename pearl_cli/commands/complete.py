@@ -73,6 +73,9 @@ def command(
             click.echo(json.dumps(record, ensure_ascii=False))
         else:
             terminal.newline()
+        for line in done.notes:
+            terminal.note(line)
+        if not as_json:
             if params.temperature > 0:
                 terminal.note(f"seed {done.seed}")
             mark = steered_mark(session.opened.routing)

@@ -51,6 +51,15 @@ def test_no_input_is_no_turn(pearl, tiny_path, stdin):
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_a_reply_that_the_context_cuts_short_is_marked(pearl, tiny_path):
+    """The first reply fills the context; the second turn does not fit it."""
+    done = pearl("-m", tiny_path, "-c", "32", "--temp", "0", stdin="hi\nhi\n")
+    cut, refused = done.stderr.splitlines()
+    assert cut.startswith("warning: the context of 32 tokens is full, so that the text ends here; a larger -c")
+    assert "does not fit the context of 32" in refused
+    assert pearl("-m", tiny_path, "-c", "32", "-n", "4", "--temp", "0", stdin="hi\n").stderr == ""
+
+
 def test_a_full_context_can_be_cleared(pearl, tiny_path):
     done = pearl("-m", tiny_path, "-c", "32", "-n", "4", stdin=f"{'long ' * 40}\nhi\n")
     assert done.returncode == 0

@@ -44,6 +44,14 @@ def test_a_printed_seed_reproduces(tiny_path, capsys):
     assert other["ids"] != drawn["ids"]
 
 
+@pytest.mark.parametrize(("n", "told"), [("-1", True), ("60", True), ("13", False), ("4", False)])
+def test_a_context_that_ends_the_text_is_told_of_below_it(tiny_path, capsys, n, told):
+    args = ["complete", "-m", str(tiny_path), "-p", "abc", "-c", "16", "-n", n, "--temp", "0", "--ignore-eos"]
+    assert main(args) == 0
+    err = capsys.readouterr().err
+    assert ("the context of 16 tokens is full, so that the text ends here; a larger -c" in err) == told
+
+
 def test_stop_string_is_not_shown(tiny_path, capsys):
     whole = complete(capsys, tiny_path, "-p", "abc", "-n", "30", "--temp", "0", "--ignore-eos")["text"]
     stop = whole[3:5]

@@ -1,6 +1,6 @@
 """`ResidentExperts`: every expert in memory, routing exactly as the model was trained. It defines the answer.
 
-A run that streams experts must give the same bits as this one. It is also how a model that fits is run.
+A run that streams experts, or keeps all of them under a controller, must give the same bits as this one.
 """
 
 from __future__ import annotations

@@ -79,6 +79,20 @@ def test_bytes_of_latent_attention_in_both_layouts(tmp_path: Path, expanded: boo
         assert non_expert_bytes(gguf, model.config) == stored + expansions * k_b_bytes
 
 
+def test_the_gate_of_a_shared_expert_is_a_vector_or_a_matrix_of_one_row(tmp_path: Path, monkeypatch) -> None:
+    """Converters have written it as [n_embd] and as [n_embd, 1]."""
+    model, name = tiny_model("qwen2moe"), "blk.0.ffn_gate_inp_shexp.weight"
+    tensors = dict(tiny_models.gguf_tensors(model, "qwen2moe"))
+    monkeypatch.setattr(tiny_models, "gguf_tensors", lambda *_: tensors.items())
+    loaded = []
+    for ndim in (1, 2):
+        tensors[name] = tensors[name].reshape(-1) if ndim == 1 else tensors[name].reshape(1, -1)
+        with GGUFModel.open(write_gguf(model, tmp_path / f"{ndim}.gguf", "qwen2moe")) as gguf:
+            assert len(gguf.tensors[name].shape) == ndim
+            loaded.append(np.array(load_model(gguf, ReferenceBackend()).blk[0].ffn.shared.ffn_gate_inp_shexp.data))
+    np.testing.assert_array_equal(*loaded)
+
+
 def test_a_tied_table_is_stored_once(tmp_path: Path) -> None:
     with GGUFModel.open(
         write_gguf(tiny_model("olmoe", tie_word_embeddings=True), tmp_path / "m.gguf", "olmoe")

@@ -174,7 +174,7 @@ class Recipe:
         ]
         return kept + [
             f"{role}: rows of {n_cols} do not divide into {wanted.name} blocks; "
-            f"{count} tensors are stored as {stored.name}"
+            f"{count} {'tensor is' if count == 1 else 'tensors are'} stored as {stored.name}"
             for (role, n_cols, wanted, stored), count in self._fallbacks.items()
         ]
 

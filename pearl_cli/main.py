@@ -96,7 +96,7 @@ def _run(args: list[str], debug: bool, interrupts: list[int]) -> int:
         click.echo(error.ctx.get_help() if error.ctx else cli.get_help(click.Context(cli)))
         return 0
     except click.ClickException as error:
-        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "pearl"
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else _asked_for(args)
         return _report(error, f"{where}: {error.format_message()} (see {where} --help)", error.exit_code, debug)
     except (KeyboardInterrupt, click.Abort):
         return _interrupted()
@@ -116,6 +116,11 @@ def _run(args: list[str], debug: bool, interrupts: list[int]) -> int:
         return _report(error, f"pearl: {place}{error.strerror or error}", 1, debug)
     except MemoryError as error:
         return _report(error, "pearl: out of memory; lower --ram, --budget or -c", 1, debug)
+
+
+def _asked_for(args: list[str]) -> str:
+    """The command that click has not told of a fault in its line, as of a flag without its value."""
+    return f"pearl {args[0]}" if args and args[0] in COMMANDS else "pearl"
 
 
 @contextmanager

@@ -24,7 +24,8 @@ def save_conversation(path: Path, conversation: Conversation) -> str:
     check_place("/save", path)
     with result_file(path, "/save") as place:
         place.write_text(json.dumps(conversation.messages(), ensure_ascii=False) + "\n", encoding="utf-8")
-    return f"{len(conversation.turns) // 2} turns are in {path}"
+    n_turns = len(conversation.turns) // 2
+    return f"{n_turns} {'turn is' if n_turns == 1 else 'turns are'} in {path}"
 
 
 def load_conversation(path: Path, conversation: Conversation) -> str:
@@ -39,7 +40,8 @@ def load_conversation(path: Path, conversation: Conversation) -> str:
         conversation.take(messages)
     except (ValueError, RecursionError) as error:
         raise FileError(f"/load {path}: not a conversation of /save ({error})") from error
-    return f"{len(conversation.turns) // 2} turns from {path}; the next message goes on from there"
+    n_turns = len(conversation.turns) // 2
+    return f"{n_turns} {'turn' if n_turns == 1 else 'turns'} from {path}; the next message goes on from there"
 
 
 def _is_message(entry: object) -> bool:

@@ -94,7 +94,7 @@ def test_pasted_lines_are_one_message(tiny_path: Path, tmp_path: Path) -> None:
         session.send("\x1b[200~one\ntwo\x1b[201~\r")
         session.wait_for("t/s")
         session.send("/save talk.json\r".replace("talk.json", str(tmp_path / "talk.json")))
-        session.wait_for("1 turns are in")
+        session.wait_for("1 turn is in")
         assert '"one\\ntwo"' in (tmp_path / "talk.json").read_text()
     finally:
         session.close()

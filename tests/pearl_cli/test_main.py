@@ -57,6 +57,7 @@ def test_every_command_in_the_table_shows_its_help(capsys):
         (["complete", "-p", "x", "--ram", "16"], "did you mean 16GiB?"),
         (["bench", "-p", "²"], "is not a list of whole numbers"),
         (["complete", "-p", "x", "--temp", "nan"], "--temp"),
+        (["chat", "--color"], "pearl chat: Option '--color' requires an argument. (see pearl chat --help)"),
     ],
 )
 def test_a_users_fault_is_one_line_and_exit_code_2(args, part, capsys):

@@ -69,7 +69,7 @@ def test_a_saved_conversation_is_gone_on_with_as_if_it_had_not_ended(
     first, _ = chat(tiny_path, "/system brief\nhello\n", capsys, monkeypatch)
     rest, err = chat(tiny_path, f"/load {saved}\nagain\n", capsys, monkeypatch)
     assert first + rest == whole
-    assert "1 turns from" in err
+    assert "1 turn from" in err
     fresh, _ = chat(tiny_path, "again\n", capsys, monkeypatch)
     assert fresh != rest
 
@@ -113,7 +113,7 @@ def test_a_conversation_comes_back(tmp_path: Path) -> None:
     save_conversation(tmp_path / "talk.json", talk)
     assert (tmp_path / "talk.json").read_text(encoding="utf-8").count("\n") == 1
     loaded = Conversation()
-    assert load_conversation(tmp_path / "talk.json", loaded).startswith("1 turns")
+    assert load_conversation(tmp_path / "talk.json", loaded).startswith("1 turn from")
     assert loaded == talk
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TALK = ("chat", "complete")
-RUN = ("chat", "complete", "bench")
+TEXT = (*TALK, "eval", "trace")
 SPEED = ("bench",)
+RUN = (*TEXT, *SPEED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,10 @@ FLAGS = (
     # where things are
     ForeignFlag("-ngl --gpu-layers --n-gpu-layers", "V", f"{_PLACES}; --device cpu leaves the GPU out"),
     ForeignFlag("-ncmoe --n-cpu-moe -ncffn --n-cpu-ffn -ot --override-tensor", "V", _PLACES),
-    ForeignFlag("-cmoe --cpu-moe --op-offload --no-op-offload --no-host", "", _PLACES, commands=TALK),
+    ForeignFlag("-cmoe --cpu-moe --op-offload --no-op-offload --no-host", "", _PLACES, commands=TEXT),
     ForeignFlag("-nopo --no-op-offload --no-host", "V", _PLACES, commands=SPEED),
     ForeignFlag(
-        "-kvo --kv-offload -nkvo --no-kv-offload", "", "the KV cache is where the model computes", commands=TALK
+        "-kvo --kv-offload -nkvo --no-kv-offload", "", "the KV cache is where the model computes", commands=TEXT
     ),
     ForeignFlag("-nkvo --no-kv-offload", "V", "the KV cache is where the model computes", commands=SPEED),
     ForeignFlag("-dev", "V", "write --device auto|cpu|cuda"),
@@ -61,11 +62,11 @@ FLAGS = (
     ForeignFlag("--list-devices", "", _ONE_GPU),
     ForeignFlag("-fit --fit -fitt --fit-target -fitc --fit-ctx", "V", _FITS),
     ForeignFlag("-lm --load-mode", "V", _LOADS, frozenset({"auto", "none", "dio"})),
-    ForeignFlag("--no-mmap -dio --direct-io", "", _LOADS, _ALWAYS, TALK),
+    ForeignFlag("--no-mmap -dio --direct-io", "", _LOADS, _ALWAYS, TEXT),
     ForeignFlag("-mmp --mmap", "V", _LOADS, frozenset({"0"}), SPEED),
-    ForeignFlag("--mmap --mlock", "", _LOADS, commands=TALK),
+    ForeignFlag("--mmap --mlock", "", _LOADS, commands=TEXT),
     ForeignFlag("-lzm --lazy-mode", "V", _LOADS),
-    ForeignFlag("-nr --repack --no-repack", "", "weights are computed with as the file has them", commands=TALK),
+    ForeignFlag("-nr --repack --no-repack", "", "weights are computed with as the file has them", commands=TEXT),
     ForeignFlag("--repack", "V", "weights are computed with as the file has them", frozenset({"0"}), SPEED),
     ForeignFlag("--check-tensors", "", "pearl info --verify checks a model's files"),
     ForeignFlag(

@@ -15,9 +15,11 @@ import click
 
 from models.errors import UsageError
 from pearl_cli.flag_files import NamedFile
+from pearl_cli.foreign_flags import answers_foreign_flags
 from pearl_cli.options import RunOptions, run_options
 
 
+@answers_foreign_flags
 @click.command(name="eval", help=__doc__)
 @run_options
 @click.option("-f", "--file", type=NamedFile(), required=True,

@@ -12,9 +12,11 @@ from pathlib import Path
 import click
 
 from pearl_cli.flag_files import NamedFile
+from pearl_cli.foreign_flags import answers_foreign_flags
 from pearl_cli.options import RunOptions, run_options
 
 
+@answers_foreign_flags
 @click.command(name="trace", help=__doc__)
 @run_options
 @click.option("-f", "--file", "files", type=NamedFile(), multiple=True, required=True,

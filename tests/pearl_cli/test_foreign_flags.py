@@ -41,7 +41,7 @@ def listed() -> list[tuple[str, str, bool]]:
     return found
 
 
-@pytest.mark.parametrize("command", RUN)
+@pytest.mark.parametrize("command", [command for commands in PROGRAMS.values() for command in commands])
 def test_every_flag_of_llama_cpp_is_known_and_takes_a_value_where_its_own_does(command, capsys):
     main([command, "--help"])
     capsys.readouterr()
@@ -82,6 +82,14 @@ def test_a_foreign_flag_is_no_value_of_another(capsys):
     """`-fa` is not `-f a`, `-ngl 9` not `-n gl`; yet a value that looks like one stays a value."""
     assert main(["complete", "-m", "missing.gguf", "-p", "-ngl"]) == 2
     assert capsys.readouterr().err == "pearl: missing.gguf: no such file\n"
+
+
+@pytest.mark.parametrize("command", ["eval", "trace"])
+def test_commands_without_a_program_of_their_own_answer_what_is_of_the_run(command, capsys):
+    assert main([command, "-m", "missing.gguf", "-f", __file__, "-fa", "on", "--no-mmap", "-ngl", "9"]) == 2
+    notes = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in notes[:-1]] == ["-fa:", "--no-mmap:"]
+    assert notes[-1].startswith(f"pearl {command}: -ngl 9 is llama.cpp's; here ")
 
 
 def test_help_does_not_list_them(capsys):

@@ -84,7 +84,9 @@ class HfTensors:
                 if tensor.name in tensors:
                     raise CheckpointError(f"{stored.path}: tensor '{stored.name}' gives {tensor.name} a second time")
                 tensors[tensor.name] = tensor
-        self.notes += [f"{n} tensors{which} are left behind: they {why}" for (which, why), n in left_behind.items()]
+        for (which, why), n in left_behind.items():
+            one, many = f"1 tensor{which} is left behind: such tensors", f"{n} tensors{which} are left behind: they"
+            self.notes.append(f"{one if n == 1 else many} {why}")
         self._report_unlikely_norms(tensors)
         self._report_unmapped(unmapped, allow_unmapped)
         if whole:

@@ -169,12 +169,12 @@ class Recipe:
         """
         kept = [f"--recipe: this model has no {each}" for each in self.overrides if each not in self._met]
         kept += [
-            f"{role}: {count} tensors are {stored.name} in the checkpoint and stay so"
+            f"{role}: {_tensors_are(count)} {stored.name} in the checkpoint and stay so"
             for (role, stored), count in self._kept.items()
         ]
         return kept + [
             f"{role}: rows of {n_cols} do not divide into {wanted.name} blocks; "
-            f"{count} {'tensor is' if count == 1 else 'tensors are'} stored as {stored.name}"
+            f"{_tensors_are(count)} stored as {stored.name}"
             for (role, n_cols, wanted, stored), count in self._fallbacks.items()
         ]
 
@@ -190,6 +190,10 @@ class Recipe:
         named = self.named_after or self.default
         base = self.mix.name.upper() if self.mix is not None else "" if named is None else named.name
         return base + ("-mix" if self.overrides else "")
+
+
+def _tensors_are(count: int) -> str:
+    return "1 tensor is" if count == 1 else f"{count} tensors are"
 
 
 def parse_recipe(quant: str | None, recipe: str | None) -> Recipe:

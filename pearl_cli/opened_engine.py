@@ -47,6 +47,13 @@ class OpenedEngine:
     reader: ChunkReader
     notify: Callable[[str], None] | None
 
+    @property
+    def experts_held(self) -> tuple[int, int]:
+        """(routed experts that fit in memory, all of them), summed over layers."""
+        capacities = self.plan.slots.capacities
+        total = self.config.router.num_experts * len(capacities)
+        return total if self.plan.all_resident else sum(capacities), total
+
     def say(self, text: str) -> None:
         """A line for the user."""
         if self.notify is not None:

@@ -29,6 +29,20 @@ SPLITS = ("even", "uneven")
 STORES = ("auto", "disk", "ram")
 
 
+class OneCount(click.IntRange):
+    """A whole number from 1; of a list as llama-bench takes it, it is said that a run has one value."""
+
+    name = "number"
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if "," in str(value):
+            self.fail(f"'{value}' is a list and a run has one value; run pearl once for each", param, ctx)
+        return int(super().convert(value, param, ctx))
+
+
 class StopText(click.ParamType[str]):
     """A text that ends a reply; an empty one would end every reply before it begins."""
 
@@ -106,7 +120,7 @@ _FLAGS = [
         type=click.IntRange(min=0),
         help="Context length in tokens; 0 is the trained length.  [default: 4096 or the trained length]",
     ),
-    click.option("-t", "--threads", type=click.IntRange(min=1), help="Compute threads.  [default: all cores]"),
+    click.option("-t", "--threads", type=OneCount(), help="Compute threads.  [default: all cores]"),
     *CORE_FLAGS,
     click.option("--ram", type=SizeParam(), metavar="SIZE", help="Byte ceiling of the whole process, e.g. 6GiB."),
     click.option(
@@ -176,12 +190,12 @@ _FLAGS = [
     click.option(
         "-ub",
         "--ubatch-size",
-        type=click.IntRange(min=1),
+        type=OneCount(),
         default=512,
         show_default=True,
         help="Prompt tokens computed at a time. Experts that are not in memory are read once for so many.",
     ),
-    click.option("-b", "--batch-size", type=click.IntRange(min=1), help="As -ub, of which the smaller one counts."),
+    click.option("-b", "--batch-size", type=OneCount(), help="As -ub, of which the smaller one counts."),
     click.option(
         "-ctk",
         "--cache-type-k",

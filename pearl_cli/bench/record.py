@@ -65,6 +65,7 @@ def make_record(
 
 def _model_fields(opened: OpenedEngine) -> dict[str, Any]:
     total_bytes = sum(info.n_bytes for info in opened.gguf.tensors.values())
+    experts_held, experts_total = opened.experts_held
     return {
         "model_filename": str(opened.gguf.paths[0]),
         "model_type": opened.config.name or opened.config.architecture,
@@ -79,6 +80,8 @@ def _model_fields(opened: OpenedEngine) -> dict[str, Any]:
         **_steering(opened),
         "budget_bytes": opened.expert_bytes_total if opened.plan.all_resident else opened.plan.slots.n_bytes,
         "expert_bytes_total": opened.expert_bytes_total,
+        "experts_held": experts_held,
+        "experts_total": experts_total,
     }
 
 

@@ -21,7 +21,7 @@ _COLUMNS: list[tuple[str, Any]] = [
     ("size", lambda r: f"{r['model_size'] / 2**30:.2f} GiB"),
     ("backend", lambda r: r["backend"]),
     ("threads", lambda r: str(r["n_threads"])),
-    ("experts in memory", lambda r: f"{100 * r['budget_bytes'] / r['expert_bytes_total']:.0f} %"),
+    ("experts in memory", lambda r: f"{100 * r['experts_held'] / r['experts_total']:.0f} %"),
     ("evict", lambda r: r["evict"]),
     ("test", lambda r: r["test"]),
     ("t/s", lambda r: f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}"),

@@ -115,9 +115,6 @@ def _template_variables(text: str | None) -> dict[str, Any]:
 
 
 def _about(opened: Any) -> str:
-    slots, total = (
-        sum(opened.plan.slots.capacities),
-        opened.config.router.num_experts * len(opened.plan.slots.capacities),
-    )
-    held = f"all {total} experts in memory" if opened.plan.all_resident else f"{slots} of {total} experts fit in memory"
+    fit, total = opened.experts_held
+    held = f"all {total} experts in memory" if opened.plan.all_resident else f"{fit} of {total} experts fit in memory"
     return f"{opened.config.architecture}, {held}"

@@ -25,8 +25,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import torch
-import triton
+try:
+    import torch
+    import triton
+except ImportError as missing:
+    sys.exit(f"measure.py: {missing}; it needs a GPU, torch and triton: pip install '.[gpu]'")
 
 from convert.synth import synthesize
 from kernels.gpu.open_gpu import OpenGpu

@@ -16,6 +16,7 @@ CONTRACT = {
     "stddev_ts", "samples_ns", "samples_ts", "backend", "evict", "predictor", "routing", "budget_bytes",
     "expert_bytes_total", "hit_rate", "miss_bytes_per_token", "prefetch_bytes_per_token", "prefetch_precision",
     "stall_ms_per_token", "ttft_ms", "itl_ms_p50", "itl_ms_p99", "peak_rss_bytes", "kernel_gb_s", "read_gb_s",
+    "experts_held", "experts_total",
 }  # fmt: skip
 
 
@@ -46,6 +47,14 @@ def test_a_budget_gives_a_cold_and_a_warm_record_with_the_same_ids(tiny_path, ca
     assert 0 < cold["hit_rate"] < 1
     assert cold["miss_bytes_per_token"] > 0
     assert warm["budget_bytes"] < whole[0]["budget_bytes"]
+    assert whole[0]["experts_held"] == whole[0]["experts_total"] == warm["experts_total"]
+    assert 0.2 < warm["experts_held"] / warm["experts_total"] <= 0.4
+
+
+@pytest.mark.parametrize("flag", ["-t", "-b", "-ub"])
+def test_a_list_where_a_run_has_one_value_is_refused_in_these_words(flag, tiny_path, capsys):
+    assert main(["bench", "-m", str(tiny_path), flag, "1,2"]) == 2
+    assert "'1,2' is a list and a run has one value; run pearl once for each" in capsys.readouterr().err
 
 
 def test_forecasts_and_waits_are_counted(tiny_path, capsys):

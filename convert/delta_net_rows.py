@@ -47,7 +47,7 @@ def delta_net_view(name: str, rows: Rows, net: DeltaNetConfig, tiled: bool, shif
     if shifted and is_shifted_norm(name):
         return Computed(rows, _plus_one)
     if part == "ssm_a":
-        rows = Computed(rows, _minus_power)
+        rows = Computed(rows, minus_power)
     if not tiled or net.num_heads == net.num_key_heads:
         return rows
     value = net.value_dim
@@ -95,7 +95,8 @@ def _plus_one(x: Floats) -> Floats:
     return factor
 
 
-def _minus_power(x: Floats) -> Floats:
+def minus_power(x: Floats) -> Floats:
+    """-e^x: a decay as a GGUF keeps it."""
     power: Floats = np.exp(x)
     power *= -1.0
     return power

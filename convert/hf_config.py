@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "GptOssForCausalLM": "gpt-oss",
     "GraniteMoeForCausalLM": "granitemoe",
     "GraniteMoeSharedForCausalLM": "granitemoe",
+    "GraniteMoeHybridForCausalLM": "granitehybrid",
     "HYV3ForCausalLM": "hy_v3",
     "HunYuanMoEV1ForCausalLM": "hunyuan-moe",
     "Lfm2MoeForCausalLM": "lfm2moe",
@@ -57,8 +58,8 @@ _DEFAULT_THETA = {
     "phimoe": 1e6, "qwen3vlmoe": 5e5,
 }  # fmt: skip  # the others' is 1e4
 _SMALL_EPS = (
-    "deepseek2", "dots1", "gemma4", "granitemoe", "mellum", "minimax-m2", "qwen2moe", "qwen35moe", "qwen3moe",
-    "qwen3next", "qwen3vlmoe",
+    "deepseek2", "dots1", "gemma4", "granitehybrid", "granitemoe", "mellum", "minimax-m2", "qwen2moe", "qwen35moe",
+    "qwen3moe", "qwen3next", "qwen3vlmoe",
 )  # fmt: skip
 _DEFAULT_EPS = dict.fromkeys(_SMALL_EPS, 1e-6)  # the others' is 1e-5
 

@@ -12,12 +12,13 @@ from typing import Any
 from convert.hf_afmoe import afmoe_fields
 from convert.hf_ernie import ernie_fields
 from convert.hf_gemma4 import gemma4_fields
+from convert.hf_granite import granite_fields, granite_hybrid_fields
 from convert.hf_hunyuan import hunyuan_fields
 from convert.hf_mellum import mellum_fields
 from convert.hf_qwen import qwen2_fields, qwen3_5_fields, qwen3_fields, qwen3_next_fields, qwen3_vl_fields
 from convert.hf_rope import rotated_components
 from convert.hf_values import HfValues
-from convert.model_metadata import SIGMOID, SOFTMAX, ConstantFactors, LatentDims
+from convert.model_metadata import SIGMOID, SOFTMAX, LatentDims
 from models.errors import CheckpointError, UnsupportedError
 
 Fields = dict[str, Any]
@@ -39,20 +40,6 @@ def _olmoe(config: HfValues) -> Fields:
 
 def _llama(config: HfValues) -> Fields:
     return {"sliding_window": config.optional_integer("sliding_window") or None}
-
-
-def _granite(config: HfValues) -> Fields:
-    config.require("attention_bias", False)
-    config.require("position_embedding_type", "rope")
-    return {
-        "shared_intermediate_size": config.optional_integer("shared_intermediate_size") or None,
-        "factors": ConstantFactors(
-            attention=config.real("attention_multiplier", default=1.0),
-            embedding=config.real("embedding_multiplier", default=1.0),
-            residual=config.real("residual_multiplier", default=1.0),
-            logits=config.real("logits_scaling", default=1.0),
-        ),
-    }
 
 
 def _gpt_oss(config: HfValues) -> Fields:
@@ -250,7 +237,8 @@ _FIELDS: dict[str, Callable[[HfValues], Fields]] = {
     "gemma4": gemma4_fields,
     "glm4moe": _glm4,
     "gpt-oss": _gpt_oss,
-    "granitemoe": _granite,
+    "granitehybrid": granite_hybrid_fields,
+    "granitemoe": granite_fields,
     "hunyuan-moe": hunyuan_fields,
     "hy_v3": _hy3,
     "lfm2moe": _lfm2,

@@ -12,7 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from convert.delta_net_rows import delta_net_view, is_shifted_norm, norms_are_shifted, qkv_and_gate, unlikely_norms
+from convert.delta_net_rows import (
+    delta_net_view,
+    is_shifted_norm,
+    minus_power,
+    norms_are_shifted,
+    qkv_and_gate,
+    unlikely_norms,
+)
 from convert.expert_rows import EveryNth, Reshaped, TransposedRows
 from convert.hf_names import (
     DROPPED,
@@ -31,13 +38,16 @@ from convert.hf_names import (
 from convert.hf_stored_rows import StoredRows, check_shape
 from convert.latent_rows import KeyExpansion, ValueExpansion
 from convert.model_metadata import ModelDims
+from convert.ordered_rows import Computed
 from convert.rows import ArrayRows, RopePermuted, Rows, Slice
 from convert.safetensors_header import Stored
 from convert.source import SourceTensor, check_experts, expert_name
 from convert.tensor_table import Shapes, expert_shape, has_experts, layer_shapes, outer_shapes
 from models.errors import CheckpointError, UnsupportedError
 
-_PERMUTED = ("llama", "granitemoe")  # architectures whose GGUF keeps the rotary pairs of q and k side by side
+# Architectures whose GGUF keeps the rotary pairs of q and k side by side.
+_PERMUTED = ("granitehybrid", "granitemoe", "llama")
+_VECTORS_OF_MAMBA = (".ssm_a", ".ssm_d", ".ssm_norm.weight")  # a GGUF has a row of each head's, or group's
 _LISTED = 8
 
 
@@ -169,7 +179,11 @@ class HfTensors:
         shape = self._shapes[place.name]
         is_short = place.name.endswith(".shortconv.conv.weight")
         if (is_short or place.name.endswith(".ssm_conv1d.weight")) and len(stored.shape) == 3:  # a 1 is among the three
-            check_shape(stored, (shape[0], 1, shape[1]) if is_short or self._shifted_norms else (*shape, 1))
+            channels_first = is_short or self._shifted_norms or self.dims.mamba is not None
+            check_shape(stored, (shape[0], 1, shape[1]) if channels_first else (*shape, 1))
+            stored = dataclasses.replace(stored, shape=shape)
+        if self.dims.mamba is not None and place.name.endswith(_VECTORS_OF_MAMBA):
+            check_shape(stored, (math.prod(shape),))
             stored = dataclasses.replace(stored, shape=shape)
         # A gate of one row is stored as [1, width], a GGUF keeps it as a vector.
         is_row = len(stored.shape) == 2 and stored.shape[0] == 1 and len(shape) == 1
@@ -180,6 +194,8 @@ class HfTensors:
         if self.dims.delta_net is not None:
             tiled = self.dims.architecture == "qwen35moe"
             rows = delta_net_view(place.name, rows, self.dims.delta_net, tiled, self._shifted_norms)
+        if self.dims.mamba is not None and place.name.endswith(".ssm_a"):
+            rows = Computed(rows, minus_power)
         return SourceTensor(place.name, tuple(reversed(shape)), rows)
 
     def _key_head_groups(self, stored: Stored, place: KeyHeadGroups) -> list[SourceTensor]:

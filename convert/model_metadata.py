@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from convert.gguf_metadata import Metadata
+from models.config_mamba import Mamba2Config
 from models.config_recurrent import DeltaNetConfig
 
 SOFTMAX, SIGMOID = 1, 2  # values of expert_gating_func
@@ -109,6 +110,9 @@ class ModelDims:
     factors: ConstantFactors | None = None
     latent: LatentDims | None = None
     delta_net: DeltaNetConfig | None = None  # then attention, where it is, has a gate on its output
+    mamba: Mamba2Config | None = None
+    conv_bias: bool = False  # on the convolution of Mamba-2 layers
+    rotates: bool | None = None  # whether attention knows positions, None: it does
     rope_sections: tuple[int, ...] | None = None  # components for the axes of pictures; text has one position
     deepstack_layers: int | None = None  # first layers that pictures enter, which text does not
 
@@ -162,6 +166,8 @@ def add_model_keys(metadata: Metadata, dims: ModelDims) -> None:
         metadata.f32(f"{arch}.embedding_scale", dims.factors.embedding)
         metadata.f32(f"{arch}.residual_scale", dims.factors.residual)
         metadata.f32(f"{arch}.logit_scale", dims.factors.logits)
+    if dims.rotates is not None:
+        metadata.boolean(f"{arch}.rope.scaling.finetuned", dims.rotates)
     if dims.rope_scaling is not None:
         _add_rope_scaling(metadata, arch, dims.rope_scaling)
     if dims.delta_net is not None:
@@ -186,16 +192,28 @@ def _add_delta_net_keys(metadata: Metadata, arch: str, net: DeltaNetConfig) -> N
 
 
 def _add_kv_heads(metadata: Metadata, dims: ModelDims) -> None:
-    """One number, or one a layer where some have a short convolution in attention's place."""
+    """One number, or one a layer where some have no attention."""
     key = f"{dims.architecture}.attention.head_count_kv"
     if dims.window_heads is not None:
         _add_window_heads(metadata, dims, dims.window_heads)
+        return
+    if dims.mamba is not None:
+        metadata.array(key, np.array([0 if own else dims.num_kv_heads for own in dims.mamba.layers], np.int32))
+        _add_mamba_keys(metadata, dims.architecture, dims.mamba)
         return
     if dims.conv_kernel is None:
         metadata.u32(key, dims.num_kv_heads)
         return
     metadata.array(key, np.array([0 if conv else dims.num_kv_heads for conv in dims.conv_layers], np.int32))
     metadata.u32(f"{dims.architecture}.shortconv.l_cache", dims.conv_kernel)
+
+
+def _add_mamba_keys(metadata: Metadata, arch: str, net: Mamba2Config) -> None:
+    metadata.u32(f"{arch}.ssm.conv_kernel", net.conv_kernel)
+    metadata.u32(f"{arch}.ssm.state_size", net.state_size)
+    metadata.u32(f"{arch}.ssm.group_count", net.num_groups)
+    metadata.u32(f"{arch}.ssm.time_step_rank", net.num_heads)
+    metadata.u32(f"{arch}.ssm.inner_size", net.inner_width)
 
 
 def _add_window_heads(metadata: Metadata, dims: ModelDims, own: WindowHeads) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -114,7 +115,7 @@ def _with_layers(shape: Shape, num_layers: int) -> Shape:
     fewest = 1 + (shape.dims.leading_dense or 0)
     if num_layers < fewest:
         raise UsageError(f"--layers {num_layers}: this model has at least {fewest}, so that one has experts")
-    dims, net = shape.dims, shape.dims.delta_net
+    dims, net, mamba = shape.dims, shape.dims.delta_net, shape.dims.mamba
     return dataclasses.replace(
         shape,
         dims=dataclasses.replace(
@@ -123,6 +124,7 @@ def _with_layers(shape: Shape, num_layers: int) -> Shape:
             window_layers=_resized(dims.window_layers, num_layers) if dims.window_layers is not None else None,
             conv_layers=_resized(dims.conv_layers, num_layers),
             delta_net=dataclasses.replace(net, layers=_resized(net.layers, num_layers)) if net is not None else None,
+            mamba=dataclasses.replace(mamba, layers=_resized(mamba.layers, num_layers)) if mamba is not None else None,
         ),
     )
 
@@ -183,9 +185,9 @@ def _jobs(tensor: OutputTensor, *, sizes: Shape, seed: int) -> list[Job]:
         values = scaling.tensors[tensor.name]
         return [lambda: np.array(values, dtype=np.float32).view(np.uint8)]
     if tensor.name.endswith(".ssm_a"):  # heads that hardly forget, and heads that forget at once
-        return [lambda: -np.geomspace(0.05, 8.0, tensor.shape[0], dtype=np.float32).view(np.uint8)]
+        return [lambda: -np.geomspace(0.05, 8.0, math.prod(tensor.shape), dtype=np.float32).view(np.uint8)]
     if "scale" in tensor.name or ("norm" in tensor.name and not tensor.name.endswith(".bias")):
-        return [lambda: np.ones(tensor.shape[0], dtype=np.float32).view(np.uint8)]
+        return [lambda: np.ones(math.prod(tensor.shape), dtype=np.float32).view(np.uint8)]
     if tensor.name.endswith("_exps.weight"):
         stem = tensor.name.removesuffix("_exps.weight")
         one = OutputTensor(stem, tensor.shape[:2], tensor.quant_type)

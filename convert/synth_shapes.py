@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convert.model_metadata import SIGMOID, SOFTMAX, ConstantFactors, LatentDims, ModelDims, RopeScaling, WindowHeads
-from models.config_recurrent import DeltaNetConfig
+from convert.recurrent_shapes import granite_h, qwen_delta_net
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,6 @@ def _gpt_oss(num_layers: int, num_experts: int) -> ModelDims:
         vocab_size=201088, context_length=131072, rope_theta=1.5e5, rms_norm_eps=1e-5, attention_bias=True,
         rope_scaling=RopeScaling("yarn", 32.0, 4096, beta_fast=32.0, beta_slow=1.0), output_bias=True, sinks=True,
         expert_biases=True, sliding_window=128, swiglu_limit=7.0,
-    )  # fmt: skip
-
-
-def _delta_net(num_layers: int) -> DeltaNetConfig:
-    """Qwen's: attention in every fourth layer."""
-    return DeltaNetConfig(
-        layers=tuple((layer + 1) % 4 != 0 for layer in range(num_layers)), conv_kernel=4, num_key_heads=16,
-        num_heads=32, key_dim=128, value_dim=128,
     )  # fmt: skip
 
 
@@ -264,7 +256,7 @@ SHAPES = {
             architecture="qwen3next", hidden_size=2048, num_layers=48, num_heads=16, num_kv_heads=2, head_dim=256,
             intermediate_size=5120, moe_intermediate_size=512, num_experts=512, num_experts_per_tok=10,
             vocab_size=151936, context_length=262144, rope_theta=1e7, rms_norm_eps=1e-6, norm_topk_prob=True,
-            qk_norm="head", n_rot=64, shared_intermediate_size=512, delta_net=_delta_net(48),
+            qk_norm="head", n_rot=64, shared_intermediate_size=512, delta_net=qwen_delta_net(48),
         ),
         "qwen2",
     ),
@@ -273,7 +265,7 @@ SHAPES = {
             architecture="qwen35moe", hidden_size=2048, num_layers=40, num_heads=16, num_kv_heads=2, head_dim=256,
             intermediate_size=0, moe_intermediate_size=512, num_experts=256, num_experts_per_tok=8,
             vocab_size=248320, context_length=262144, rope_theta=1e7, rms_norm_eps=1e-6, qk_norm="head", n_rot=64,
-            shared_intermediate_size=512, delta_net=_delta_net(40), rope_sections=(11, 11, 10, 0),
+            shared_intermediate_size=512, delta_net=qwen_delta_net(40), rope_sections=(11, 11, 10, 0),
         ),
         "qwen35",
     ),
@@ -287,4 +279,6 @@ SHAPES = {
         "refact",
         tied=True,
     ),
+    "granite-4.0-h-tiny": Shape(granite_h(1536, 12, 4, 512, 64, 6, logits=6.0), "dbrx", tied=True),
+    "granite-4.0-h-small": Shape(granite_h(4096, 32, 8, 768, 72, 10, logits=16.0), "dbrx", tied=True),
 }  # fmt: skip

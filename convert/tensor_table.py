@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from convert.model_metadata import LatentDims, ModelDims, WindowHeads
+from models.config_mamba import Mamba2Config
 from models.config_recurrent import DeltaNetConfig
 
 Shapes = dict[str, tuple[int, ...]]
@@ -43,6 +44,8 @@ def layer_shapes(dims: ModelDims, layer: int) -> Shapes:
     mixer = _delta_net(dims, net) if net is not None and net.layers[layer] else _attention(dims)
     if dims.conv_kernel is not None and dims.conv_layers[layer]:
         mixer = _short_conv(hidden, dims.conv_kernel)
+    if dims.mamba is not None and dims.mamba.layers[layer]:
+        mixer = _mamba2(dims, dims.mamba)
     shapes = {"attn_norm.weight": (hidden,), **mixer, f"{norm}.weight": (hidden,)}
     if dims.norm_biases:
         shapes |= {"attn_norm.bias": (hidden,), f"{norm}.bias": (hidden,)}
@@ -111,6 +114,20 @@ def _delta_net(dims: ModelDims, net: DeltaNetConfig) -> Shapes:
         "ssm_a": (heads,),
         "ssm_norm.weight": (net.value_dim,),
         "ssm_out.weight": (hidden, net.value_width),
+    }
+
+
+def _mamba2(dims: ModelDims, net: Mamba2Config) -> Shapes:
+    bias: Shapes = {"ssm_conv1d.bias": (net.conv_width,)} if dims.conv_bias else {}
+    return {
+        "ssm_in.weight": (net.projected_width, dims.hidden_size),
+        "ssm_conv1d.weight": (net.conv_width, net.conv_kernel),
+        **bias,
+        "ssm_dt.bias": (net.num_heads,),
+        "ssm_a": (net.num_heads, 1),
+        "ssm_d": (net.num_heads, 1),
+        "ssm_norm.weight": (net.num_groups, net.inner_width // net.num_groups),
+        "ssm_out.weight": (dims.hidden_size, net.inner_width),
     }
 
 

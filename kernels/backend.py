@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kernels.delta_rule import DeltaRule
 from kernels.quant_types import QuantType, row_bytes
+from kernels.recurrent_ops import RecurrentOps
 from kernels.router_spec import RouterSpec
 
 Array = Any
@@ -147,7 +147,7 @@ class ExpertTable:
     biases: ExpertBiases | None = None
 
 
-class Backend(Protocol):
+class Backend(RecurrentOps, Protocol):
     """Ops never mutate their inputs unless the docstring says so; outputs are fresh or workspace arrays valid until
     the same op's next call
     *in another layer call*, so callers that keep a result across calls copy it."""
@@ -238,23 +238,6 @@ class Backend(Protocol):
     def gated_norm(self, x: Array, gate: Array, weight: Array, eps: float) -> Array:
         """RMS norm in place over consecutive runs of len(weight) in each row of x [T, n * len(weight)], then times
         silu(gate) of the same shape; returns x.
-        """
-        ...
-
-    def causal_conv(self, x: Array, kernel: Array, state: Array, silu: bool) -> Array:
-        """Causal convolution of each channel on its own over `state` [K - 1, C] and behind it x [T, C], by kernel
-        [K, C] (last row: the token itself), and silu of it where `silu`: float32 [T, C]. `state` is left with the last
-        K - 1 inputs.
-        """
-        ...
-
-    def delta_rule(self, qkv: Array, beta: Array, alpha: Array, rule: DeltaRule, state: Array) -> Array:
-        """Gated delta rule over rows qkv [T, (q: Hk * dk | k: Hk * dk | v: H * dv)] with gates [T, H], token by token.
-
-        q and k are divided by sqrt(their head's sum of squares + DELTA_NORM_EPS), q also by sqrt(dk). Then for each
-        head: S *= exp(decay * softplus(alpha + dt_bias)); S += k (sigmoid(beta) * (v - S^T k))^T; out = S^T q.
-        float32 [T, H * dv]; `state` float32 [H, dk, dv] is S and is left as the last token made it. Rows of qkv, beta
-        and alpha may lie apart.
         """
         ...
 

@@ -12,6 +12,7 @@ from models.config_experts import read_router, shared_width
 from models.config_gemma4 import attention_by_layer, settle_heads
 from models.config_keys import Architecture
 from models.config_latent import LatentConfig, read_latent
+from models.config_mamba import Mamba2Config, read_mamba
 from models.config_reader import ConfigReader
 from models.config_recurrent import DeltaNetConfig, read_delta_net
 from models.config_rope import RopeConfig, read_rope
@@ -64,6 +65,7 @@ class ModelConfig:
     rope_window: RopeConfig | None = None  # of the layers with a sliding window, where they rotate otherwise
     own_memory: tuple[LayerMemory | None, ...] | None = None  # of layers that keep something else than the rest
     delta_net: DeltaNetConfig | None = None  # what those layers are
+    mamba: Mamba2Config | None = None  # or these
     reordered: tuple[str, ...] = ()  # ends of the names of matrices whose rows are put into another order when read
     defaults_used: tuple[str, ...] = ()
     unread_keys: tuple[str, ...] = ()
@@ -77,6 +79,13 @@ class ModelConfig:
     def state_bytes(self) -> int:
         """Bytes of the recurrent states of all layers, 0 where there are none."""
         return sum(memory.state_bytes for memory in self.layer_memory)
+
+    @property
+    def recurrent_ops(self) -> tuple[str, ...]:
+        """Which ops of `kernels.recurrent_ops` the layers that carry a state ask for."""
+        nets = {"delta_rule": self.delta_net, "selective_scan": self.mamba}
+        own = tuple(name for name, net in nets.items() if net is not None)
+        return ("causal_conv", *own) if self.state_bytes else ()
 
     def window_of(self, layer: int) -> int:
         """Positions that attention sees in `layer`, 0: all."""
@@ -116,6 +125,9 @@ class ModelConfig:
         own_memory = read_short_conv(values, where) if "conv_kernel" in values else None
         if "head_dim_window" in values:
             settle_heads(values, where)
+        mamba = read_mamba(values, where) if "mamba_heads" in values else None
+        if mamba is not None:
+            own_memory = mamba.memory
         unread = reader.refuse_maths(table)
         check_sizes(values, where, len(model.tensors))
         delta_net = read_delta_net(values, where) if "ssm_heads" in values else None
@@ -144,6 +156,7 @@ class ModelConfig:
             logit_softcap=values.get("logit_softcap", 0.0),
             own_memory=own_memory if delta_net is None else delta_net.memory,
             delta_net=delta_net,
+            mamba=mamba,
             reordered=(".attn_q.weight", ".ssm_in.weight", ".ssm_ba.weight") if delta_net is not None else (),
             **_factors(values),
             defaults_used=tuple(reader.defaults_used),
@@ -178,6 +191,8 @@ def _facts(model: GGUFModel) -> dict[str, Any]:
 def _rotations(v: dict[str, Any], table: Architecture, where: str) -> tuple[RopeConfig, RopeConfig | None]:
     """Of all layers, or of those without a sliding window and of those with one, where these rotate otherwise."""
     rope = read_rope(v, table, where)
+    if not v.get("rotates", True):
+        return replace(rope, scaling="off"), None
     if table.rope_in_windows_only:
         return replace(rope, scaling="off"), rope
     if "rope_theta_window" not in v:

@@ -66,6 +66,24 @@ HYBRID: dict[str, Key] = {
 }
 HYBRID_NEUTRAL = without(NEUTRAL, "expert_shared_feed_forward_length", "nextn_predict_layers")
 
+# Granite's constant factors, and its shared expert without a gate.
+GRANITE: dict[str, Key] = {
+    **COMMON,
+    "shared_intermediate_size": Key("expert_shared_feed_forward_length", int, 0, "no shared expert"),
+    "attention_scale": Key("attention.scale", float, 0.0, "head width^-0.5"),
+    "embedding_scale": Key("embedding_scale", float, 1.0, "no scaling"),
+    "residual_scale": Key("residual_scale", float, 1.0, "no scaling"),
+    "logit_divisor": Key("logit_scale", float, 1.0, "no scaling"),
+}
+GRANITE_NEUTRAL = without(
+    NEUTRAL,
+    "attention.scale",
+    "embedding_scale",
+    "expert_shared_feed_forward_length",
+    "logit_scale",
+    "residual_scale",
+)
+
 # Text has one position for all three axes of this rotation, so its sections mean nothing here.
 SECTIONS: dict[str, Key] = {
     "rope_sections": Key("rope.dimension_sections", int, (), "", lambda _: False, per_layer=True)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from models.config_groups import (
     DEEPSEEK2,
+    GRANITE,
+    GRANITE_NEUTRAL,
     HYBRID,
     HYBRID_NEUTRAL,
     QWEN_WIDTH,
@@ -118,26 +120,23 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_period=2,
         yarn_whole_components=False,
     ),
-    "granitemoe": Architecture(
+    "granitehybrid": Architecture(
         rope_interleaved=True,
-        fields=COMMON
+        fields=GRANITE
         | {
-            "shared_intermediate_size": Key("expert_shared_feed_forward_length", int, 0, "no shared expert"),
-            "attention_scale": Key("attention.scale", float, 0.0, "head width^-0.5"),
-            "embedding_scale": Key("embedding_scale", float, 1.0, "no scaling"),
-            "residual_scale": Key("residual_scale", float, 1.0, "no scaling"),
-            "logit_divisor": Key("logit_scale", float, 1.0, "no scaling"),
+            "num_kv_heads": Key("attention.head_count_kv", int, per_layer=True),
+            "mamba_conv_kernel": Key("ssm.conv_kernel", int),
+            "mamba_inner_size": Key("ssm.inner_size", int),
+            "mamba_state_size": Key("ssm.state_size", int),
+            "mamba_heads": Key("ssm.time_step_rank", int),
+            "mamba_groups": Key("ssm.group_count", int),
+            "rotates": Key("rope.scaling.finetuned", bool, True, "llama.cpp's default: attention knows positions"),
         },
-        # In this architecture llama.cpp takes "not finetuned" for "no rotation at all".
-        neutral=without(
-            NEUTRAL,
-            "attention.scale",
-            "embedding_scale",
-            "expert_shared_feed_forward_length",
-            "logit_scale",
-            "residual_scale",
-        )
-        | {"rope.scaling.finetuned": (True,)},
+        neutral=GRANITE_NEUTRAL,
+    ),
+    # In this architecture llama.cpp takes "not finetuned" for "no rotation at all".
+    "granitemoe": Architecture(
+        rope_interleaved=True, fields=GRANITE, neutral=GRANITE_NEUTRAL | {"rope.scaling.finetuned": (True,)}
     ),
     "hunyuan-moe": Architecture(
         rope_interleaved=False,

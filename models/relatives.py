@@ -17,7 +17,7 @@ _RELATIVES = {
     "deepseek": "deepseek2",
     "dots": "dots1",
     "ernie": "ernie4_5-moe",
-    "falcon-h1": "qwen3next",
+    "falcon-h1": "granitehybrid",
     "glm-dsa": "deepseek2",
     "glm": "glm4moe",
     "gpt2": "gpt-oss",
@@ -27,21 +27,21 @@ _RELATIVES = {
     "hunyuan": "hunyuan-moe",
     "hy_v4": "deepseek2",
     "hy_v": "hy_v3",
-    "jamba": "qwen3next",
+    "jamba": "granitehybrid",
     "kimi-linear": "qwen3next",
     "kimi": "deepseek2",
     "laguna": "mellum",  # windows in most layers, and a rotation for each kind
     "lfm2": "lfm2moe",
     "llada": "olmoe",
     "llama": "llama",
-    "mamba": "qwen3next",  # a recurrent state in attention's place
+    "mamba": "granitehybrid",  # a recurrent state in attention's place
     "mimo": "gpt-oss",  # windows and sinks
     "minicpm": "granitemoe",  # constant factors
     "minimax-01": "qwen3next",
     "minimax": "minimax-m2",
     "mistral4": "deepseek2",
     "mistral": "llama",
-    "nemotron": "qwen3next",
+    "nemotron": "granitehybrid",
     "olmo": "olmoe",
     "phi": "phimoe",
     "qwen2": "qwen2moe",

@@ -96,5 +96,5 @@ def _make_backend(threads: int, gguf: GGUFModel, config: ModelConfig, progress: 
     backend = CpuBackend(threads)
     types = {info.quant_type for info in gguf.tensors.values()}
     told = (lambda name, done, total: progress("compile", done, total)) if progress is not None else None
-    backend.warmup(types, told, recurrent=config.state_bytes > 0)
+    backend.warmup(types, told, recurrent=config.recurrent_ops)
     return backend

@@ -44,10 +44,13 @@ def _mixer_bytes(config: ModelConfig, kept: LayerMemory) -> float:
     if kept.num_kv_heads:
         inner = _latent_bytes(config, kept) if config.latent is not None else _attention_bytes(config, kept)
     elif config.delta_net is not None:
-        net = config.delta_net
+        delta = config.delta_net
         # projections (queries, keys, values, gates, two rates), the same convolved, memory's answer, that gated
-        rows = 2 * net.conv_width + 3 * net.value_width + 2 * net.num_heads
-        inner = _FLOAT * rows + _FORMS * net.value_width
+        rows = 2 * delta.conv_width + 3 * delta.value_width + 2 * delta.num_heads
+        inner = _FLOAT * rows + _FORMS * delta.value_width
+    elif config.mamba is not None:  # projections, what is convolved of them, the scan's answer
+        net = config.mamba
+        inner = _FLOAT * (net.projected_width + net.conv_width + net.inner_width) + _FORMS * net.inner_width
     else:  # a short convolution: three rows of projections, the convolved one
         inner = (4 * _FLOAT + _FORMS) * config.hidden_size
     return _normed_bytes(config) + inner + row

@@ -35,6 +35,7 @@ MODELS = {
     "gemma4": "Gemma 4 with experts",
     "glm4moe": "GLM-4.5 and GLM-4.5-Air, the text half of 4.5V",
     "gpt-oss": "gpt-oss",
+    "granitehybrid": "Granite 4.0 H with experts",
     "granitemoe": "Granite 3 with experts",
     "hunyuan-moe": "Hunyuan-A13B",
     "hy_v3": "Hy3",

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from models.config_table import ARCHITECTURES
-from tests import tiny_hybrid, tiny_others, tiny_seeing, tiny_sigmoid, tiny_softmax
+from tests import tiny_hybrid, tiny_mamba, tiny_others, tiny_seeing, tiny_sigmoid, tiny_softmax
 
 VOCAB = 97
 COMMON = {
@@ -148,6 +148,7 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
         {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32},
     ),
     **tiny_hybrid.FAMILIES,
+    **tiny_mamba.FAMILIES,
     **tiny_others.FAMILIES,
     **tiny_sigmoid.FAMILIES,
     **tiny_softmax.FAMILIES,
@@ -177,6 +178,8 @@ def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if family in tiny_hybrid.FAMILIES and tiny_hybrid.randomise(name, parameter):
+                continue
+            if family in tiny_mamba.FAMILIES and tiny_mamba.randomise(name, parameter):
                 continue
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
@@ -309,7 +312,9 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
     for own in (tiny_others.METADATA, tiny_sigmoid.METADATA, tiny_softmax.METADATA, seeing):
         if architecture in own:
             keys |= own[architecture](config)
-    if architecture == "granitemoe":
+    if architecture in tiny_mamba.FAMILIES:
+        keys |= tiny_mamba.mamba_metadata(config)
+    if architecture in ("granitehybrid", "granitemoe"):
         keys |= {
             "attention.scale": config.attention_multiplier,
             "embedding_scale": config.embedding_multiplier,
@@ -414,6 +419,8 @@ def gguf_tensors(model: Any, architecture: str, expanded: bool = False) -> Itera
             array = array + 1.0
         if rest.startswith("linear_attn."):
             yield from tiny_hybrid.delta_tensors(f"blk.{layer}", rest, array, model.config, architecture, expanded)
+        elif rest.startswith("mamba."):
+            yield from tiny_mamba.mamba_tensors(f"blk.{layer}", rest, array, model.config)
         elif architecture in TENSORS and (parts := TENSORS[architecture](rest, array)):
             yield from ((f"blk.{layer}.{own}", part) for own, part in parts)
         elif rest == "shared_mlp.input_linear.weight":  # [2 F, D]: gate rows first
@@ -431,7 +438,7 @@ def gguf_tensors(model: Any, architecture: str, expanded: bool = False) -> Itera
             own = NAMES[stem]
             if (is_hybrid or architecture in ("glm4moe", "gpt-oss")) and own == "ffn_norm":
                 own = "post_attention_norm"
-            if architecture in ("llama", "granitemoe") and own in heads:
+            if architecture in ("llama", "granitehybrid", "granitemoe") and own in heads:
                 array = permute_rows(array, heads[own])
             if own == "attn_kv_b" and not expanded:
                 yield from split_expansion(f"blk.{layer}", array, model.config)

@@ -19,6 +19,7 @@ from kernels.cpu import experts as expert_ops
 from kernels.cpu import gated_units, gates, kv_quant, memory, norm, parallel, router
 from kernels.cpu import linear as linear_ops
 from kernels.cpu import rope as rope_ops
+from kernels.cpu import selective_scan as scan_ops
 from kernels.cpu.features import target
 from kernels.cpu.kernel_clock import KernelClock, Observer
 from kernels.cpu.linear import LinearPlans
@@ -30,6 +31,7 @@ from kernels.cpu.warmup import Progress, warm_up
 from kernels.delta_rule import DeltaRule
 from kernels.quant_types import QuantType, row_bytes
 from kernels.router_spec import RouterSpec
+from kernels.selective_scan import SelectiveScan
 from kernels.whole_layer import experts_by_steps
 
 _EMPTY = np.empty((0, 0), np.float32)
@@ -57,9 +59,9 @@ class CpuBackend:
         self._pairs: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def warmup(
-        self, quant_types: Collection[QuantType], progress: Progress | None = None, recurrent: bool = False
+        self, quant_types: Collection[QuantType], progress: Progress | None = None, recurrent: Collection[str] = ()
     ) -> bool:
-        """Compile what a model with weights of `quant_types` needs, and with `recurrent` layers where it has them, or
+        """Compile what a model with weights of `quant_types` needs, and the ops of `recurrent` layers by name, or
         load it from the cache; returns whether numba had to compile. `progress(what, done, total)` is called before
         each step."""
         return warm_up(self, quant_types, progress, recurrent)
@@ -169,11 +171,14 @@ class CpuBackend:
     def gated_norm(self, x: Array, gate: Array, weight: Array, eps: float) -> Array:
         return gates.gated_norm(x, gate, weight, eps)
 
-    def causal_conv(self, x: Array, kernel: Array, state: Array, silu: bool) -> Array:
-        return conv_ops.causal_conv(x, kernel, state, silu)
+    def causal_conv(self, x: Array, kernel: Array, state: Array, silu: bool, bias: Array | None = None) -> Array:
+        return conv_ops.causal_conv(x, kernel, state, silu, bias)
 
     def delta_rule(self, qkv: Array, beta: Array, alpha: Array, rule: DeltaRule, state: Array) -> Array:
         return delta_ops.delta_rule(qkv, beta, alpha, rule, state)
+
+    def selective_scan(self, xbc: Array, dt: Array, scan: SelectiveScan, state: Array) -> Array:
+        return scan_ops.selective_scan(xbc, dt, scan, state)
 
     def route(
         self, router_logits: Array, spec: RouterSpec, selection_bias: Array | None = None

@@ -21,8 +21,7 @@ from numba import njit, prange
 from kernels.cpu.addresses import address
 from kernels.cpu.delta_gates import kept_of, rate_of, unit
 from kernels.cpu.float_rows import float_row
-from kernels.cpu.native_call import call_native
-from kernels.cpu.row_products import ROWS
+from kernels.cpu.row_products import ROWS, products
 
 CHUNK = 32
 """Tokens of a chunk. More of them share each read of the state, but what they write to each other grows with the
@@ -30,21 +29,6 @@ square."""
 
 MIN_TOKENS = 16
 """From here on chunks are faster than token by token."""
-
-
-@njit(nogil=True, cache=True)
-def _products(forms, fresh, out, out_stride, factor, a, a_row, a_k, b, b_stride, n_rows, n_k, n_columns):
-    """`row_products` over n_rows rows; arguments are addresses, strides in bytes."""
-    many, one = (forms[2], forms[3]) if fresh else (forms[0], forms[1])
-    whole = n_rows // ROWS * ROWS
-    for m in range(0, whole, ROWS):
-        call_native(
-            many, out + m * out_stride, out_stride, factor, a + m * a_row, a_row, a_k, b, b_stride, n_k, n_columns
-        )
-    for m in range(whole, n_rows):
-        call_native(
-            one, out + m * out_stride, out_stride, factor, a + m * a_row, a_row, a_k, b, b_stride, n_k, n_columns
-        )
 
 
 @njit(nogil=True, cache=True)
@@ -76,7 +60,7 @@ def _solve(n, left, delta, forms, one):
     stride, width = 4 * delta.shape[1], delta.shape[1]
     for first in range(0, n, ROWS):
         if first:
-            _products(
+            products(
                 forms, False, address(delta[first]), stride, one, address(left[first]), 4 * left.shape[1], 4,
                 address(delta), stride, ROWS, first, width,
             )  # fmt: skip
@@ -99,31 +83,31 @@ def _chunk(n, rates, kept, q, k, turned, left, mixed, decays, delta, state, out,
         turned[:, i] = k[i]
     for coefficients, rows in ((left, k), (mixed, q)):
         for first in range(0, n, ROWS):
-            _products(
+            products(
                 forms, True, address(coefficients[first]), 4 * CHUNK, one, address(rows[first]), 4 * key_dim, 4,
                 address(turned), 4 * CHUNK, ROWS, key_dim, min(CHUNK, (first + ROWS + 15) // 16 * 16),
             )  # fmt: skip
     factors[1] = _coefficients(n, rates, kept, q, k, left, mixed, decays)
     width = 4 * value_dim
     groups = (n + ROWS - 1) // ROWS * ROWS
-    _products(
+    products(
         forms, False, address(delta), width, one, address(k), 4 * key_dim, 4, address(state), width, groups, key_dim,
         value_dim,
     )  # fmt: skip
     _solve(n, left, delta, forms, one)
-    _products(
+    products(
         forms, True, out, out_stride, one, address(q), 4 * key_dim, 4, address(state), width, n, key_dim, value_dim
     )
     for first in range(0, n, ROWS):
         rows = min(ROWS, n - first)
-        _products(
+        products(
             forms, False, out + first * out_stride, out_stride, one, address(mixed[first]), 4 * CHUNK, 4,
             address(delta), width, rows, first + rows, value_dim,
         )  # fmt: skip
     for j in range(n):
         for c in range(key_dim):
             k[j, c] = decays[j] * turned[c, j]
-    _products(
+    products(
         forms, False, address(state), width, address(factors[1:]), address(k), 4, 4 * key_dim, address(delta), width,
         key_dim, n, value_dim,
     )  # fmt: skip

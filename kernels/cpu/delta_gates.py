@@ -14,20 +14,21 @@ _EPS = np.float32(DELTA_NORM_EPS)
 
 
 @njit(nogil=True, cache=True)
-def _softplus(x):
+def softplus(x):
+    """ln(1 + e^x)."""
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 @njit(nogil=True, cache=True)
 def rate_of(beta):
     """Sigmoid of the gate: which part of a difference is learned, float32."""
-    return np.float32(math.exp(-_softplus(-beta)))
+    return np.float32(math.exp(-softplus(-beta)))
 
 
 @njit(nogil=True, cache=True)
 def kept_of(alpha, decay, dt_bias):
     """Which part of the state is kept, float32; decay: -e^A."""
-    return np.float32(math.exp(decay * _softplus(alpha + dt_bias)))
+    return np.float32(math.exp(decay * softplus(alpha + dt_bias)))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

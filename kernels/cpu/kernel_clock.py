@@ -29,6 +29,7 @@ ENTRY_POINTS: dict[str, tuple[str, ...]] = {
     "quantize_activations": ("_quantize_serial", "_quantize_parallel"),
     "rope": ("_one_token", "_tokens"),
     "router": ("_route",),
+    "selective_scan": ("_heads", "heads_by_chunks"),
 }
 
 

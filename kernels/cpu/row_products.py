@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from numba import njit
+
 from kernels.cpu.features import TARGET
 from kernels.cpu.native import address_of
+from kernels.cpu.native_call import call_native
 from kernels.cpu.vector_ir import F32, Emitter, vec
 
 ROWS = 8 if TARGET.isa == "avx512vnni" else 4
@@ -86,3 +89,20 @@ def row_products_addresses() -> tuple[int, int, int, int]:
 def _address(rows: int, fresh: bool) -> int:
     name = f"row_products_{rows}_{'fresh' if fresh else 'scaled'}"
     return address_of(name, 10, lambda e, *arguments: emit_row_products(e, arguments, rows, _LANES, fresh))
+
+
+@njit(nogil=True, cache=True)
+def products(forms, fresh, out, out_stride, factor, a, a_row, a_k, b, b_stride, n_rows, n_k, n_columns):
+    """The module's products over n_rows rows, by `forms` of `row_products_addresses`; arguments are addresses, strides
+    in bytes.
+    """
+    many, one = (forms[2], forms[3]) if fresh else (forms[0], forms[1])
+    whole = n_rows // ROWS * ROWS
+    for m in range(0, whole, ROWS):
+        call_native(
+            many, out + m * out_stride, out_stride, factor, a + m * a_row, a_row, a_k, b, b_stride, n_k, n_columns
+        )
+    for m in range(whole, n_rows):
+        call_native(
+            one, out + m * out_stride, out_stride, factor, a + m * a_row, a_row, a_k, b, b_stride, n_k, n_columns
+        )

@@ -18,9 +18,8 @@ from numba.core.dispatcher import Dispatcher
 
 from kernels.backend import ExpertTable, RopeTable, Weight
 from kernels.cpu.compiling_process import CompilingProcess
-from kernels.cpu.delta_chunks import MIN_TOKENS
 from kernels.cpu.parallel import max_threads
-from kernels.delta_rule import DeltaRule
+from kernels.cpu.warmup_recurrent import recurrent_steps
 from kernels.quant_types import QuantType, row_bytes
 from kernels.router_spec import RouterSpec
 from kernels.whole_layer import experts_by_steps
@@ -43,9 +42,9 @@ def compiled_in_this_process() -> int:
 
 
 def warm_up(
-    backend: CpuBackend, quant_types: Collection[QuantType], progress: Progress | None, recurrent: bool = False
+    backend: CpuBackend, quant_types: Collection[QuantType], progress: Progress | None, recurrent: Collection[str] = ()
 ) -> bool:
-    """Make the kernels for weights of `quant_types` ready, those of `recurrent` layers too where asked for; returns
+    """Make the kernels for weights of `quant_types` ready, and the ops of `recurrent` layers that are named; returns
     whether anything had to be compiled by numba.
 
     `progress(what, done, total)` is called before each step and once at the end. Where the first step finds nothing in
@@ -62,8 +61,7 @@ def warm_up(
         ("experts, one token", partial(_whole_layer, backend, wanted[0])),
         *reversed(_later_steps(backend, wanted)),  # the other process comes from the other end
     ]
-    if recurrent:
-        steps += [(f"recurrent layers, {n} tokens", partial(_recurrent, backend, n)) for n in (1, MIN_TOKENS)]
+    steps += recurrent_steps(backend, frozenset(recurrent))
     helper = None
     try:
         for done, (what, step) in enumerate(steps):
@@ -140,18 +138,6 @@ def _attention(backend: CpuBackend, n_tokens: int) -> None:
     backend.head_norm(q, ones, 1e-5)
     backend.rope_write(q, k, v, rope, 0, cache)
     backend.attention(q, cache, 0, heads, 1.0)
-
-
-def _recurrent(backend: CpuBackend, n_tokens: int) -> None:
-    heads, width = 2, 64
-    constants = np.zeros(heads, np.float32)
-    rule = DeltaRule(heads, heads, width, width, constants, constants, False)
-    rows = np.zeros((n_tokens, 3 * heads * width), np.float32)
-    kernel, state = np.zeros((2, rows.shape[1]), np.float32), np.zeros((1, rows.shape[1]), np.float32)
-    qkv = backend.causal_conv(rows, kernel, state, True)
-    gates = np.zeros((n_tokens, heads), np.float32)
-    out = backend.delta_rule(qkv, gates, gates, rule, np.zeros((heads, width, width), np.float32))
-    backend.sigmoid_gate(backend.gated_norm(out, rows[:, : heads * width], np.ones(width, np.float32), 1e-6), out)
 
 
 def _table(backend: CpuBackend, quant_type: QuantType) -> tuple[ExpertTable, Weight]:

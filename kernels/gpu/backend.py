@@ -16,12 +16,13 @@ import torch
 from kernels.backend import Activations, KVLayer, RopeTable, Weight
 from kernels.delta_rule import DeltaRule
 from kernels.gpu import attention as attention_ops
-from kernels.gpu import conv, delta_rule, embed, gates, layer_norm, norm
+from kernels.gpu import conv, delta_rule, embed, gates, layer_norm, norm, selective_scan
 from kernels.gpu import rope as rope_ops
 from kernels.gpu.device_arrays import this_device
 from kernels.gpu.expert_ops import ExpertOps
 from kernels.gpu.tiling import Device
 from kernels.gpu.workspace import Fresh
+from kernels.selective_scan import SelectiveScan
 
 __all__ = ["GpuBackend", "this_device"]
 
@@ -99,14 +100,19 @@ class GpuBackend(ExpertOps):
         return norm.gated_norm(x, gate, weight, eps, self.device)
 
     def causal_conv(
-        self, x: torch.Tensor, kernel: torch.Tensor, state: torch.Tensor, silu: bool
+        self, x: torch.Tensor, kernel: torch.Tensor, state: torch.Tensor, silu: bool, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return conv.causal_conv(x, kernel, state, silu, self.memory)
+        return conv.causal_conv(x, kernel, state, silu, bias, self.memory)
 
     def delta_rule(
         self, qkv: torch.Tensor, beta: torch.Tensor, alpha: torch.Tensor, rule: DeltaRule, state: torch.Tensor
     ) -> torch.Tensor:
         return delta_rule.delta_rule(qkv, beta, alpha, rule, state, self.device, self.memory)
+
+    def selective_scan(
+        self, xbc: torch.Tensor, dt: torch.Tensor, scan: SelectiveScan, state: torch.Tensor
+    ) -> torch.Tensor:
+        return selective_scan.selective_scan(xbc, dt, scan, state, self.device, self.memory)
 
     def recording(self, length: int) -> GpuBackend:
         """This backend for launches that are recorded: those of attention serve `length` positions, and results are in

@@ -20,6 +20,7 @@ from kernels.gpu.tiling import SLOTS
 from kernels.grouping import group_by_expert
 from kernels.quant_types import QuantType, row_bytes
 from kernels.router_spec import RouterSpec
+from kernels.selective_scan import SelectiveScan
 
 HIDDEN, WIDTH, EXPERTS, PER_TOKEN = 2048, 1024, 64, 8
 PROMPT = 512
@@ -115,6 +116,18 @@ def _hybrid(b: GpuBackend) -> None:
         b.sigmoid_gate(torch.empty((1, HIDDEN)), torch.empty((1, width)))
 
 
+def _mamba(b: GpuBackend) -> None:
+    """Granite 4.0 H Tiny's, with a group more."""
+    heads, dim, state_size, groups = 48, 64, 128, 2
+    scan = SelectiveScan(groups, heads, state_size, dim, *(torch.empty(heads) for _ in range(3)))
+    channels = heads * dim + 2 * groups * state_size
+    bias = torch.empty(channels)
+    for n_tokens in (1, PROMPT):
+        rows, kernel = torch.empty((n_tokens, channels)), torch.empty((4, channels))
+        b.causal_conv(rows, kernel, torch.empty((3, channels)), True, bias)
+    b.selective_scan(rows[:1], torch.empty((1, heads)), scan, torch.empty((heads, state_size, dim)))
+
+
 def _typed() -> Iterator[Case]:
     for t in SLOTS:
         for n_tokens in (1, 8, PROMPT):
@@ -147,6 +160,7 @@ def _untyped() -> Iterator[Case]:
     yield Case("router", "sigmoid, biased, groups of 256", partial(_route, grouped, True))
     yield Case("router", "softmax over the chosen of 128", partial(_route, RouterSpec(128, 4, "softmax_topk"), True))
     yield Case("hybrid layers", "", _hybrid)
+    yield Case("Mamba-2 layers", "", _mamba)
 
 
 CASES: tuple[Case, ...] = (*_typed(), *_untyped())

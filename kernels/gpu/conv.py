@@ -24,8 +24,9 @@ def _shift_state(x_ptr, state_ptr, n_tokens, width, stride_x, c, c_mask, K: tl.c
 
 @triton.jit(do_not_specialize=["n_tokens"])
 def _conv_kernel(
-    x_ptr, kernel_ptr, state_ptr, out_ptr, n_tokens, width, stride_x,
-    K: tl.constexpr, SILU: tl.constexpr, UPDATE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
+    x_ptr, kernel_ptr, bias_ptr, state_ptr, out_ptr, n_tokens, width, stride_x,
+    K: tl.constexpr, BIASED: tl.constexpr, SILU: tl.constexpr, UPDATE: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Program (b, t): channels b * BLOCK_C.. of tokens t * BLOCK_T..; UPDATE: also leaves the state."""
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -33,6 +34,8 @@ def _conv_kernel(
     c_mask = c < width
     mask = (t < n_tokens)[:, None] & c_mask[None, :]
     acc = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
+    if BIASED:
+        acc += tl.load(bias_ptr + c, mask=c_mask, other=0.0)[None, :]
     for j in tl.static_range(K):
         weight = tl.load(kernel_ptr + j * width + c, mask=c_mask, other=0.0)
         at = t + j - (K - 1)
@@ -56,18 +59,19 @@ def _state_kernel(x_ptr, state_ptr, n_tokens, width, stride_x, K: tl.constexpr, 
 
 
 def causal_conv(
-    x: torch.Tensor, kernel: torch.Tensor, state: torch.Tensor, silu: bool, memory: Fresh
+    x: torch.Tensor, kernel: torch.Tensor, state: torch.Tensor, silu: bool, bias: torch.Tensor | None, memory: Fresh
 ) -> torch.Tensor:
-    """out[t, c] = sum over j of kernel[j, c] * input[t + j, c], input being `state` [K - 1, C] and behind it x [T, C]:
-    float32 [T, C] in `memory`. `state` is left with the last K - 1 inputs. `silu`: x * sigmoid(x) of each sum.
+    """out[t, c] = bias[c] + sum over j of kernel[j, c] * input[t + j, c], input being `state` [K - 1, C] and behind it
+    x [T, C]: float32 [T, C] in `memory`. `state` is left with the last K - 1 inputs. `silu`: x * sigmoid(x) of each
+    sum.
     """
     n_tokens, width = x.shape
     out = memory.take((n_tokens, width))
     block, n_blocks = 128, triton.cdiv(width, 128)
     one = n_tokens <= BLOCK_T
     _conv_kernel[(n_blocks, triton.cdiv(n_tokens, BLOCK_T))](
-        x, kernel, state, out, n_tokens, width, x.stride(0),
-        K=kernel.shape[0], SILU=silu, UPDATE=one, BLOCK_T=BLOCK_T, BLOCK_C=block, num_warps=4,
+        x, kernel, kernel if bias is None else bias, state, out, n_tokens, width, x.stride(0),
+        K=kernel.shape[0], BIASED=bias is not None, SILU=silu, UPDATE=one, BLOCK_T=BLOCK_T, BLOCK_C=block, num_warps=4,
     )  # fmt: skip
     if not one:
         _state_kernel[(n_blocks,)](

@@ -11,13 +11,9 @@ import triton.language as tl
 
 from kernels.delta_rule import DELTA_NORM_EPS, DeltaRule
 from kernels.gpu.sigmoid import sigmoid
+from kernels.gpu.softplus import softplus
 from kernels.gpu.tiling import Device, next_power_of_two
 from kernels.gpu.workspace import Fresh
-
-
-@triton.jit
-def _softplus(x):
-    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
@@ -45,7 +41,7 @@ def _delta_kernel(
         q = q * (q_scale / tl.sqrt_rn(tl.sum(q * q, axis=0) + eps))
         k = k * (1.0 / tl.sqrt_rn(tl.sum(k * k, axis=0) + eps))
         rate = sigmoid(tl.load(beta_ptr + t * stride_beta + h))
-        state *= tl.exp(decay * _softplus(tl.load(alpha_ptr + t * stride_alpha + h) + dt_bias))
+        state *= tl.exp(decay * softplus(tl.load(alpha_ptr + t * stride_alpha + h) + dt_bias))
         recalled = tl.sum(state * k[:, None], axis=0)
         state += k[:, None] * (rate * (v - recalled))[None, :]
         out = out_ptr + (t * num_heads + h) * value_dim + j

@@ -22,7 +22,9 @@ from kernels.reference.linear import gated_mlp_ref, linear_ref
 from kernels.reference.norm import head_norm_ref, layer_norm_ref, norm_ref
 from kernels.reference.rope import rope_ref
 from kernels.reference.router import route_ref
+from kernels.reference.selective_scan import selective_scan_ref
 from kernels.router_spec import RouterSpec
+from kernels.selective_scan import SelectiveScan
 from kernels.whole_layer import experts_by_steps
 
 
@@ -104,11 +106,14 @@ class ReferenceBackend:
         x[:] = gated_norm_ref(x, gate, weight, eps)
         return x
 
-    def causal_conv(self, x: Array, kernel: Array, state: Array, silu: bool) -> Array:
-        return causal_conv_ref(x, kernel, state, silu).astype(np.float32)
+    def causal_conv(self, x: Array, kernel: Array, state: Array, silu: bool, bias: Array | None = None) -> Array:
+        return causal_conv_ref(x, kernel, state, silu, bias).astype(np.float32)
 
     def delta_rule(self, qkv: Array, beta: Array, alpha: Array, rule: DeltaRule, state: Array) -> Array:
         return delta_rule_ref(qkv, beta, alpha, rule, state).astype(np.float32)
+
+    def selective_scan(self, xbc: Array, dt: Array, scan: SelectiveScan, state: Array) -> Array:
+        return selective_scan_ref(xbc, dt, scan, state).astype(np.float32)
 
     def route(
         self, router_logits: Array, spec: RouterSpec, selection_bias: Array | None = None

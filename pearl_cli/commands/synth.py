@@ -52,8 +52,8 @@ def command(
     SHAPE is one of olmoe-1b-7b, qwen3-30b-a3b, mixtral-8x7b, qwen1.5-moe-a2.7b, qwen2-57b-a14b, deepseek-v2-lite,
     deepseek-v3, moonlight-16b-a3b, dots-llm1, ernie-4.5-21b-a3b, hunyuan-a13b, mellum2-12b-a2.5b, k-exaone-236b-a23b,
     hy3-295b-a21b, trinity-mini-26b-a3b, minimax-m2, glm-4.7-flash, glm-4.5-air, gemma-4-26b-a4b, phi-3.5-moe,
-    gpt-oss-20b, gpt-oss-120b, lfm2-8b-a1b, qwen3-next-80b-a3b, qwen3-vl-30b-a3b, qwen3.6-35b-a3b and
-    granite-3.1-3b-a800m. The last line of stdout is the path to open.
+    gpt-oss-20b, gpt-oss-120b, lfm2-8b-a1b, qwen3-next-80b-a3b, qwen3-vl-30b-a3b, qwen3.6-35b-a3b,
+    granite-3.1-3b-a800m, granite-4.0-h-tiny and granite-4.0-h-small. The last line of stdout is the path to open.
     """
     from convert.synth import synthesize
     from pearl_cli.terminal import Progress, Terminal

@@ -22,13 +22,14 @@ from models.expert_provider import ExpertProvider
 from models.gemma4_feed_forward import GemmaFeedForward
 from models.latent_attention import LatentAttention
 from models.layers import Attention, Block, DenseFFN
+from models.mamba2 import Mamba2
 from models.model import Model
 from models.moe import MoE
 from models.short_conv import ShortConv
 
 SHORTEST = 256  # positions that the first recording covers
 
-_FIRST_HALVES = (Attention, LatentAttention, GatedDeltaNet, ShortConv)
+_FIRST_HALVES = (Attention, LatentAttention, GatedDeltaNet, Mamba2, ShortConv)
 _SECOND_HALVES = (MoE, GemmaFeedForward, DenseFFN)
 
 

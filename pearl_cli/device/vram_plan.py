@@ -48,6 +48,9 @@ def device_workspace_bytes(config: ModelConfig, chunk_tokens: int) -> int:
     if net is not None:  # a gate beside attention's rows, or what the delta net's ops hand on
         gated = mixer_width + 2 * config.num_heads * config.head_dim
         mixer_width = max(gated, 2 * net.conv_width + 4 * net.value_width)
+    if config.mamba is not None:  # or what Mamba-2's ops hand on
+        own = config.mamba
+        mixer_width = max(mixer_width, own.projected_width + own.conv_width + 2 * own.inner_width)
     row = 4 * (8 * config.hidden_size + mixer_width + 2 * router.num_experts + 3 * config.intermediate_size)
     pair = 6 * config.moe_intermediate_size + 4 * config.hidden_size
     per_token = row + router.num_experts_per_tok * pair

@@ -114,6 +114,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3next_yarn": ("qwen3next", {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}}),
     "qwen35moe_equal_heads": ("qwen35moe", {"linear_num_key_heads": 4, "linear_value_head_dim": 24}),
+    "granitehybrid": ("granitehybrid", {}),
+    "granitehybrid_rotating": (
+        "granitehybrid", {"position_embedding_type": "rope", "mamba_n_groups": 1, "mamba_conv_bias": False}
+    ),
     "granitemoe": ("granitemoe", {}),
     "granitemoe_shared": ("granitemoe_shared", {"tie_word_embeddings": True}),
 }

@@ -20,6 +20,7 @@ from convert.synth_shapes import SHAPES, Shape
 from kernels.quant_types import QuantType, row_bytes
 from kernels.reference.backend import ReferenceBackend
 from models.config import ModelConfig
+from models.config_mamba import Mamba2Config
 from models.config_recurrent import DeltaNetConfig
 from models.errors import DiskFullError, UnsupportedQuantType, UsageError
 from models.expert_store import ExpertStore
@@ -38,6 +39,8 @@ SIZES: dict[str, Any] = {
 LATENT = LatentDims(q_lora_rank=64, kv_lora_rank=64, nope_dim=32, rope_dim=32, value_dim=64)
 
 DELTA_NET = DeltaNetConfig((True, False), conv_kernel=3, num_key_heads=2, num_heads=4, key_dim=64, value_dim=64)
+
+MAMBA = Mamba2Config((True, False), conv_kernel=3, num_groups=2, num_heads=8, state_size=32, head_dim=64)
 
 
 def tiny(architecture: str, pre_tokenizer: str = "qwen2", tied: bool = False, **changes: Any) -> Shape:
@@ -79,6 +82,10 @@ TINY_SHAPES = [
     tiny(
         "qwen35moe", "qwen35", qk_norm="head", n_rot=16, shared_intermediate_size=512, delta_net=DELTA_NET,
         intermediate_size=0, rope_sections=(3, 3, 2, 0),
+    ),
+    tiny(
+        "granitehybrid", "dbrx", tied=True, factors=ConstantFactors(0.1, 6.0, 0.4, 3.0), rotates=False, conv_bias=True,
+        mamba=MAMBA, shared_intermediate_size=256,
     ),
     tiny("granitemoe", "refact", tied=True, factors=ConstantFactors(0.1, 6.0, 0.4, 3.0)),
 ]  # fmt: skip

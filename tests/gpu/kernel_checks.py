@@ -15,6 +15,7 @@ from kernels.grouping import group_by_expert
 from kernels.quant_types import QuantType
 from kernels.reference.backend import ReferenceBackend
 from kernels.router_spec import RouterSpec
+from kernels.selective_scan import SelectiveScan
 from models.config import RopeConfig
 from models.rope import build_rope_table
 from tests.quant_blocks import random_rows
@@ -56,6 +57,8 @@ def other_checks(gpu: Any, large: bool) -> Iterator[Check]:
         yield from tried("norms, embed", n_tokens, lambda n=n_tokens: _rows(gpu, n, 2048 if large else 256))
         sizes = (16, 32, 128) if large else (2, 4, 16)
         yield from tried("hybrid layers", n_tokens, lambda n=n_tokens, s=sizes: _hybrid(gpu, n, *s))
+        scan = (2, 48, 128, 64) if large else (2, 4, 16, 8)
+        yield from tried("Mamba-2 layers", n_tokens, lambda n=n_tokens, s=scan: _mamba(gpu, n, *s))
     for kind, limit in (("f32", FLOAT32), ("f16", HALF), ("q8_0", Q8_CACHE)):
         length = 200 if large else 20
         yield from tried(f"attention {kind}", length, lambda k=kind, m=limit, n=length: _attention(gpu, k, m, n))
@@ -188,6 +191,22 @@ def _hybrid(gpu: Any, n_tokens: int, key_heads: int, heads: int, width: int) -> 
     got = gpu.to_host(gpu.delta_rule(*on_gpu, device_rule, there))
     yield _check("delta_rule", n_tokens, got, reference.delta_rule(qkv, beta, alpha, rule, memory), RECURRENT)
     yield _check("delta_rule, state", n_tokens, gpu.to_host(there), memory, RECURRENT)
+
+
+def _mamba(gpu: Any, n_tokens: int, groups: int, heads: int, state_size: int, width: int) -> Iterator[Check]:
+    """What Mamba-2 layers add: a bias on the convolution, and the selective scan with the state that it leaves."""
+    reference, channels = ReferenceBackend(), heads * width + 2 * groups * state_size
+    rows, kernel, state = _input(n_tokens, channels), _input(4, channels), _input(3, channels)
+    bias, there = _input(1, channels)[0], gpu.from_host(state.copy())
+    got = gpu.to_host(gpu.causal_conv(gpu.from_host(rows), gpu.from_host(kernel), there, True, gpu.from_host(bias)))
+    yield _check("causal_conv, bias", n_tokens, got, reference.causal_conv(rows, kernel, state, True, bias), FLOAT32)
+    sizes, constants = (groups, heads, state_size, width), (-np.abs(_input(1, heads)[0]), *_input(2, heads))
+    scan, device_scan = (SelectiveScan(*sizes, *map(put, constants)) for put in (np.array, gpu.from_host))
+    memory = _input(heads * state_size, width).reshape(heads, state_size, width)
+    steps, there = _input(n_tokens, heads), gpu.from_host(memory.copy())
+    got = gpu.to_host(gpu.selective_scan(gpu.from_host(rows), gpu.from_host(steps), device_scan, there))
+    yield _check("selective_scan", n_tokens, got, reference.selective_scan(rows, steps, scan, memory), RECURRENT)
+    yield _check("selective_scan, state", n_tokens, gpu.to_host(there), memory, RECURRENT)
 
 
 def _attention(gpu: Any, kind: str, limit: float, n_tokens: int) -> Iterator[Check]:

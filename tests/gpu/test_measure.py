@@ -54,7 +54,7 @@ def test_every_part_ran_and_what_failed_took_nothing_with_it(whole: tuple[dict[s
     assert all(run["median_ts"] > 0 and run["host_pinned"] == "yes" for run in runs)
     assert {check["op"].split()[0].strip(",") for check in findings["kernels"]} == {
         "linear", "experts", "norm", "layer_norm", "head_norm", "gated_norm", "embed", "rope", "router",
-        "sigmoid_gate", "causal_conv", "delta_rule",
+        "sigmoid_gate", "causal_conv", "delta_rule", "selective_scan",
     }  # fmt: skip
     assert any(check["op"].endswith("down and sum") for check in findings["kernels"])
     compared = [(row["from"], row["compared"]) for row in findings["streaming"]]
@@ -102,6 +102,7 @@ def test_kernels_are_compared_with_the_reference() -> None:
     assert kernel_checks._router(reference, spec, False).ok
     assert all(check.ok for check in kernel_checks._rows(reference, 5, 64))
     assert all(check.ok for check in kernel_checks._hybrid(reference, 5, 1, 2, 8))
+    assert all(check.ok for check in kernel_checks._mamba(reference, 5, 1, 2, 8, 4))
     reference.norm = lambda x, weight, eps: ReferenceBackend().norm(x, weight, eps + 0.1)
     checks = {check.op: check for check in kernel_checks._rows(reference, 5, 64)}
     assert not checks["norm"].ok

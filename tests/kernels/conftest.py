@@ -18,7 +18,7 @@ from kernels.quant_types import QuantType
 def compiled() -> None:
     """What a model with F32 weights runs, and attention over the f32 cache that only tests use."""
     backend = CpuBackend()
-    backend.warmup({QuantType.F32}, recurrent=True)
+    backend.warmup({QuantType.F32}, recurrent=("causal_conv", "delta_rule", "selective_scan"))
     heads, width = 2, 64
     turns = np.ones((12, width // 2), np.float32)
     for n_tokens in (1, 12):

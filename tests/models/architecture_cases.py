@@ -159,6 +159,20 @@ CASES = {
     "granitemoe_shared": Case("granitemoe_shared", {"tie_word_embeddings": True}),
     "granitemoe_one_expert": Case("granitemoe", {"num_experts_per_tok": 1}),
     "granitemoe_all_experts": Case("granitemoe_shared", {"num_experts_per_tok": 5}),
+    "granitehybrid": Case("granitehybrid"),
+    "granitehybrid_one_group_and_expert": Case(
+        "granitehybrid", {"mamba_n_groups": 1, "num_experts_per_tok": 1, "mamba_conv_bias": False, "mamba_d_conv": 2}
+    ),
+    "granitehybrid_all_experts": Case(
+        "granitehybrid",
+        {"num_experts_per_tok": 5, "tie_word_embeddings": True, "mamba_n_heads": 16, "mamba_n_groups": 4},
+    ),
+    "granitehybrid_with_positions": Case(
+        "granitehybrid",
+        {"position_embedding_type": "rope", "layer_types": ["full_attention", "linear_attention"] * 2},
+        {"granitehybrid.rope.scaling.finetuned": None},
+    ),
+    "granitehybrid_attention_only": Case("granitehybrid", {"layer_types": ["full_attention"] * 4}),
     "hy3": Case("hy_v3"),
     "hy3_all_dense_but_one": Case(
         "hy_v3", {"mlp_layer_types": ["dense", "dense", "sparse"], "num_experts_per_tok": 1, "num_shared_experts": 1}

@@ -65,6 +65,29 @@ def test_lfm2_layers_that_cannot_be(read: Read, changes: dict[str, Any], says: s
         read("lfm2moe", **changes)
 
 
+def test_granite_keeps_keys_in_some_layers_and_states_in_the_others(read: Read) -> None:
+    state = LayerMemory(0, 0, 0, state=((3, 128 + 2 * 2 * 24), (4, 24, 32)))
+    config = read("granitehybrid")
+    assert config.layer_memory == (state, LayerMemory(2, 16, 16), state, state)
+    assert (config.rope.scaling, config.recurrent_ops) == ("off", ("causal_conv", "selective_scan"))
+    assert read("granitehybrid", rope__scaling__finetuned=True).rope.scaling == "none"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"ssm__conv_kernel": 1}, "ssm.conv_kernel 1"),
+        ({"ssm__state_size": 0}, "ssm.state_size 0"),
+        ({"ssm__group_count": 3}, "4 heads over 3 groups"),
+        ({"ssm__inner_size": 127}, "4 heads in an ssm.inner_size of 127"),
+        ({"attention__head_count_kv": [0, 2, 4, 0]}, "one number of heads"),
+    ],
+)
+def test_mamba_layers_that_cannot_be(read: Read, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(GGUFError, match=says):
+        read("granitehybrid", **changes)
+
+
 def test_gemma4_has_heads_and_rotations_of_two_kinds(read: Read) -> None:
     config = read("gemma4")
     narrow, wide = LayerMemory(2, 24, 24, window=6), LayerMemory(1, 32, 32)

@@ -52,6 +52,11 @@ FIELDS = peer_models.FIELDS | {
         "rope_parameters": OTHERS["phimoe"][2]["rope_parameters"] | {"short_mscale": 2**0.5, "long_mscale": 2**0.5}
     },
 }  # fmt: skip
+# Spellings of published configs, where the converter knows no other.
+AS_PUBLISHED: dict[str, dict[str, Any]] = {
+    "granitehybrid": {"layer_types": ["mamba", "attention", "mamba", "mamba"]},
+    "phimoe": {"architectures": ["PhiMoEForCausalLM"]},
+}
 
 pytestmark = pytest.mark.skipif(CONVERTER is None, reason="no $PEARL_LLAMA_CONVERTER: no converter to compare with")
 
@@ -63,10 +68,9 @@ def save(case: str, model: Any, folder: Path) -> list[str]:
         add_predicting_layer(folder / "model.safetensors")
     if case == "qwen3vlmoe":
         as_published(folder)
-    if case == "phimoe":  # the converter knows the spelling of the published config only
+    if case in AS_PUBLISHED:
         settings = json.loads((folder / "config.json").read_text())
-        settings["architectures"] = ["PhiMoEForCausalLM"]
-        (folder / "config.json").write_text(json.dumps(settings))
+        (folder / "config.json").write_text(json.dumps(settings | AS_PUBLISHED[case]))
     return ["--no-mtp"] if case in PREDICTING else []
 
 

@@ -45,7 +45,7 @@ BOTH_WAYS = ("olmoe", "deepseek2", "gpt-oss", "qwen3next")
     [
         "olmoe", "deepseek2", "gpt-oss", "qwen3next", "gemma4", "glm4moe", "granitemoe", "lfm2moe", "llama", "phimoe",
         "qwen2moe", "qwen35moe", "qwen3moe", "minimax-m2", "dots1", "ernie4_5-moe", "hunyuan-moe",
-        "qwen3vlmoe", "mellum", "afmoe", "exaone-moe", "hy_v3",
+        "qwen3vlmoe", "mellum", "afmoe", "exaone-moe", "hy_v3", "granitehybrid",
     ],
 )  # fmt: skip
 def test_tiny_models_give_the_logits_of_transformers(gpu: GpuBackend, family: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""GPU norms, gates, convolution and delta rule against the reference."""
+"""GPU norms, gates, convolution, delta rule and selective scan against the reference."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from kernels.reference.conv import causal_conv_ref
 from kernels.reference.delta_rule import delta_rule_ref
 from kernels.reference.gates import gated_norm_ref, sigmoid_gate_ref
 from kernels.reference.norm import head_norm_ref, layer_norm_ref, norm_ref
+from kernels.reference.selective_scan import selective_scan_ref
+from kernels.selective_scan import SelectiveScan
 from tests.tolerances import FLOAT32_RELATIVE, FLOAT32_ROW_RELATIVE
 
 
@@ -117,3 +119,31 @@ def test_delta_rule(gpu: GpuBackend, tiled: bool, n_tokens: int) -> None:
     expected = delta_rule_ref(qkv, gates[:, :heads], gates[:, heads:], rule, state)
     assert relative_error(found, expected) < FLOAT32_RELATIVE
     assert relative_error(copied, state) < FLOAT32_RELATIVE
+
+
+@pytest.mark.parametrize("calls", [(1, 1), (20,), (3, 4)])
+def test_causal_conv_with_a_bias(gpu: GpuBackend, calls: tuple[int, ...]) -> None:
+    width, state, bias = 150, random(3, 150, seed=3), random(150, seed=5)
+    kernel, on_gpu = random(4, width, seed=4), torch.from_numpy(state.copy())
+    for i, n_tokens in enumerate(calls):
+        x = random(n_tokens, width, seed=i)
+        inputs = map(torch.from_numpy, (x, kernel))
+        found = gpu.causal_conv(*inputs, on_gpu, True, torch.from_numpy(bias))
+        assert relative_error(found, causal_conv_ref(x, kernel, state, True, bias)) < 2 * FLOAT32_ROW_RELATIVE
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("calls", [(1, 1), (6, 1)])
+def test_selective_scan_over_several_calls(gpu: GpuBackend, groups: int, calls: tuple[int, ...]) -> None:
+    heads, state_size, head_dim = 6, 24, 20
+    constants = -np.abs(random(heads)), random(heads, seed=1), random(heads, seed=2)
+    scan = SelectiveScan(groups, heads, state_size, head_dim, *constants)
+    there = SelectiveScan(groups, heads, state_size, head_dim, *map(torch.from_numpy, constants))
+    state = random(heads, state_size, head_dim, seed=3)
+    on_gpu, width = torch.from_numpy(state.copy()), heads * head_dim + 2 * groups * state_size
+    for i, n_tokens in enumerate(calls):
+        rows = random(n_tokens, width + heads, seed=i)
+        xbc, dt = rows[:, :width], rows[:, width:]
+        found = gpu.selective_scan(torch.from_numpy(rows)[:, :width], torch.from_numpy(rows)[:, width:], there, on_gpu)
+        assert relative_error(found, selective_scan_ref(xbc, dt, scan, state)) < FLOAT32_RELATIVE
+        assert relative_error(on_gpu, state) < FLOAT32_RELATIVE

@@ -29,12 +29,14 @@ from tests.tiny_models import prompt, tiny_model, write_gguf
 CAPACITY, N_PREFILL, N_TOKENS = 24, 2, 10
 
 # Two layers of each, and what they keep: latents, the first layer being dense; a ring and everything, with sinks and
-# biases; states of a delta rule and everything, behind a gate; states of a short convolution; rings and whole caches of
+# biases; states of a delta rule and everything, behind a gate; states of a selective
+# scan; states of a short convolution; rings and whole caches of
 # other shapes, with a feed-forward of two halves.
 FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek2": {"num_hidden_layers": 2},
     "gpt-oss": {"num_hidden_layers": 2},
     "qwen3next": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    "granitehybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "lfm2moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "gemma4": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
 }

@@ -5,8 +5,9 @@ the embedding that doubles as it) is raised to Q6_K below a 6-bit type. Norms, r
 F32. `--quant MIX` (q4_k_m, ...) gives each matrix what llama-quantize gives it under that name (`convert.mixes`); q2_k
 and q6_k are such names too. `--recipe ROLE=TYPE,...` overrides by role: attn (or attn.q, attn.k, attn.v,
 attn.output), exps (or exps.gate, exps.up, exps.gate_up, exps.down), shexp, ffn, ssm (a delta net's other matrices, a
-Mamba-2 layer's, a short convolution's), embed, output; `ROLE@FIRST-LAST=TYPE` limits it to a range of layers. The most specific entry
-wins, the later of equals. A row that a type's blocks do not divide falls back as in llama.cpp; the reason is reported.
+Mamba-2 layer's, a short convolution's), embed, output; `ROLE@FIRST-LAST=TYPE` limits it to a range of layers. The most
+specific entry wins, the later of equals. A row that a type's blocks do not divide falls back as in llama.cpp; the
+reason is reported.
 """
 
 from __future__ import annotations

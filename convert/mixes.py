@@ -8,6 +8,7 @@ type's blocks do not divide are `recipe`'s business.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gguf.constants import LlamaFileType
@@ -18,6 +19,7 @@ Q = QuantType
 _DOWN = re.compile(r"\.ffn_down(?:_exps|_shexp|\.\d+)?\.weight$")
 _ATTN = re.compile(r"\.attn_(v|qkv|kv_b|k|output)\.weight$")
 _VALUE_LIKE = ("v", "qkv", "kv_b")
+_VALUES = re.compile(rf"blk\.(\d{{1,9}})\.attn_(?:{'|'.join(_VALUE_LIKE)})\.weight$")
 _STACKED_ROLES = re.compile(r"\.(?:ffn_(?:gate|up|down|gate_up)_exps|ffn_(?:gate|up|down)\.\d+|attn_[kv]_b)\.weight$")
 
 
@@ -32,11 +34,20 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class MixFacts:
-    """What the rules ask of a model; `heads_per_kv`: query heads that share a key head."""
+    """What the rules ask of a model; `heads_per_kv`: query heads that share a key head in the first layer, 0 where that
+    has none; `value_layers`: those with a matrix of values, None: all.
+    """
 
     num_layers: int
     num_experts: int
     heads_per_kv: int
+    value_layers: tuple[int, ...] | None = None
+
+    def place_of_values(self, layer: int) -> tuple[int, int]:
+        """(how many matrices of values come before that of `layer`, how many there are)."""
+        if self.value_layers is None:
+            return layer, self.num_layers
+        return self.value_layers.index(layer), len(self.value_layers)
 
 
 MIXES = {
@@ -54,6 +65,12 @@ MIXES = {
         Mix("mxfp4_moe", Q.MXFP4, LlamaFileType.MOSTLY_MXFP4_MOE),
     )
 }
+
+
+def value_layers(names: Iterable[str]) -> tuple[int, ...]:
+    """The layers among whose tensors `names` is a matrix of values, alone or with queries and keys."""
+    found = (_VALUES.match(name) for name in names)
+    return tuple(sorted({int(each[1]) for each in found if each}))
 
 
 def mix_type(mix: Mix, name: str, n_cols: int, is_output: bool, facts: MixFacts) -> QuantType:
@@ -95,13 +112,14 @@ def _down_type(mix: Mix, layer: int, num_layers: int) -> QuantType:
 
 
 def _attn_v_type(mix: Mix, layer: int, facts: MixFacts) -> QuantType:
+    place, count = facts.place_of_values(layer)
     if mix.name == "q2_k":
         return Q.Q4_K if facts.heads_per_kv >= 4 else Q.Q3_K
     if mix.name == "q3_k_m":
-        return Q.Q5_K if layer < 2 else Q.Q4_K
-    if mix.name == "q3_k_l" or (mix.name == "q4_k_s" and layer < 4):
+        return Q.Q5_K if place < 2 else Q.Q4_K
+    if mix.name == "q3_k_l" or (mix.name == "q4_k_s" and place < 4):
         return Q.Q5_K
-    return Q.Q6_K if mix.name in ("q4_k_m", "q5_k_m") and _more_bits(layer, facts.num_layers) else mix.base
+    return Q.Q6_K if mix.name in ("q4_k_m", "q5_k_m") and _more_bits(place, count) else mix.base
 
 
 def _attn_output_type(mix: Mix, facts: MixFacts) -> QuantType:

@@ -15,7 +15,7 @@ from convert.gguf_layout import FileLayout, OutputTensor
 from convert.gguf_metadata import Metadata
 from convert.identity import fingerprint, set_id
 from convert.imatrix import ImportanceMatrix, named_imatrix
-from convert.mixes import MixFacts
+from convert.mixes import MixFacts, value_layers
 from convert.quantize import F16_MAX
 from convert.recipe import Recipe, parse_recipe
 from convert.shard_plan import DEFAULT_SHARD_BYTES, SET_ID_KEY, expert_of, plan_pearl_set, plan_stock_file
@@ -142,7 +142,8 @@ def _mix_facts(source: Source) -> MixFacts:
         return source.metadata.integer(f"{source.architecture}.{key}") or 0
 
     heads, kv_heads = number("attention.head_count"), number("attention.head_count_kv")
-    return MixFacts(number("block_count"), source.num_experts, heads // kv_heads if kv_heads else 0)
+    layers = value_layers(tensor.name for tensor in source.tensors)
+    return MixFacts(number("block_count"), source.num_experts, heads // kv_heads if kv_heads else 0, layers)
 
 
 def _choose_types(source: Source, recipe: Recipe, notes: list[str]) -> dict[str, QuantType]:

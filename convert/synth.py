@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from convert.gguf_layout import OutputTensor
 from convert.gguf_metadata import Metadata
-from convert.mixes import MixFacts
+from convert.mixes import MixFacts, value_layers
 from convert.model_metadata import ModelDims, add_model_keys
 from convert.random_blocks import SUPPORTED, random_rows
 from convert.recipe import Recipe, parse_recipe
@@ -82,7 +82,10 @@ def _known_shape(name: str) -> Shape:
 
 def _recipe(shape: Shape, quant: str) -> Recipe:
     recipe, dims = parse_recipe(quant, None), shape.dims
-    recipe.facts = MixFacts(dims.num_layers, dims.num_experts, dims.num_heads // dims.num_kv_heads)
+    names = (f"blk.{layer}.{name}" for layer in range(dims.num_layers) for name in layer_shapes(dims, layer))
+    layers = value_layers(names)
+    heads_per_kv = dims.num_heads // dims.num_kv_heads if 0 in layers else 0
+    recipe.facts = MixFacts(dims.num_layers, dims.num_experts, heads_per_kv, layers)
     return recipe
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from convert.mixes import MIXES, MixFacts
-from convert.model_metadata import ModelDims
+from convert.mixes import MIXES, MixFacts, value_layers
+from convert.model_metadata import SIGMOID, ModelDims
 from convert.pipeline import ConvertOptions, convert
 from convert.recipe import Recipe, parse_recipe
 from convert.synth import synthesize
@@ -26,10 +26,21 @@ from models.gguf import GGUFModel
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "llama_quantize_types.json").read_text())
 
 
-def mixed(name: str, facts: dict[str, int], recipe: str | None = None) -> Recipe:
-    made = parse_recipe(name, recipe)
-    made.facts = MixFacts(**facts)
+def mixed(name: str, facts: dict[str, Any], recipe: str | None = None) -> Recipe:
+    made, own = parse_recipe(name, recipe), facts.get("value_layers")
+    made.facts = MixFacts(**{**facts, "value_layers": None if own is None else tuple(own)})
     return made
+
+
+def layers_of(tensor: str, count: int, facts: dict[str, Any]) -> list[int]:
+    """The layers that have `tensor`: attention's or the others, where the model says so; else dense layers lead, so a
+    tensor of only some layers belongs to the last ones, or to the first if it is theirs.
+    """
+    own, n_layers = facts.get("value_layers"), facts["num_layers"]
+    if own is not None and tensor.startswith(("attn_", "ssm_")):
+        return own if tensor.startswith("attn_") else [layer for layer in range(n_layers) if layer not in own]
+    first = 0 if re.fullmatch(r"ffn_(gate|up|down)\.weight", tensor) else n_layers - count
+    return list(range(first, first + count))
 
 
 def expanded(runs: str) -> list[str]:
@@ -43,13 +54,33 @@ def test_types_are_those_of_llama_quantize(model: str, mix: str) -> None:
     recipe, tied = mixed(mix, facts), "output.weight" not in table
     for tensor, runs in table.items():
         types = expanded(runs)
-        # Dense layers lead, so a tensor of only some layers belongs to the last ones, or to the first if it is theirs.
-        is_dense = re.fullmatch(r"ffn_(gate|up|down)\.weight", tensor) is not None
-        first = 0 if is_dense else facts["num_layers"] - len(types)
-        for layer, expected in enumerate(types, first):
+        for layer, expected in zip(layers_of(tensor, len(types), facts), types, strict=True):
             names = {f"blk.{layer}.{tensor}", f"blk.{layer}.{tensor.replace('_exps', '.3')}"}
             for name in {tensor} if tensor in ("token_embd.weight", "output.weight") else names:
                 assert recipe.type_for(name, 256, 2, Q.BF16, tied).name == expected, name
+
+
+def test_layers_with_a_matrix_of_values_are_seen_by_name() -> None:
+    names = ["blk.3.attn_v.weight", "blk.1.attn_qkv.weight", "blk.12.attn_kv_b.weight", "blk.1.ssm_in.weight"]
+    assert value_layers([*names, "blk.2.attn_v.bias", "blk.4.attn_q.weight", "blk.5.attn_v_b.weight"]) == (1, 3, 12)
+
+
+def test_a_conversion_counts_layers_that_have_attention(tmp_path: Path) -> None:
+    """Of 16 layers five: the third and the last have more bits."""
+    own = GOLDEN["granitehybrid_16"]["facts"]["value_layers"]
+    dims = ModelDims(
+        architecture="lfm2moe", hidden_size=256, num_layers=16, num_heads=8, num_kv_heads=2, head_dim=32,
+        intermediate_size=256, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2, vocab_size=600,
+        context_length=64, rope_theta=1e4, rms_norm_eps=1e-5, qk_norm="head", gating=SIGMOID, conv_kernel=3,
+        conv_layers=tuple(layer not in own for layer in range(16)),
+    )  # fmt: skip
+    source = synthesize(Shape(dims, "lfm2", tied=True), tmp_path / "source", "bf16")
+    path = convert(source, tmp_path / "out", ConvertOptions(quant="q4_k_m"))
+    made = synthesize(Shape(dims, "lfm2", tied=True), tmp_path / "synth", "q4_k_m")
+    for file in (path, made):
+        with GGUFModel.open(file) as model:
+            types = [model.tensors[f"blk.{layer}.attn_v.weight"].quant_type for layer in own]
+        assert types == [Q.Q4_K, Q.Q4_K, Q.Q6_K, Q.Q4_K, Q.Q6_K]
 
 
 def test_rows_that_a_mix_does_not_divide_fall_back() -> None:

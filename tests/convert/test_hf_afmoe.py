@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 
-from convert.hf_config import HfConfig
 from models.errors import CheckpointError, UnsupportedError
+from tests.hf_config_of import hf_config_of
 
 LAYERS = 32
 KINDS = ["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(LAYERS)]
@@ -22,10 +22,7 @@ PUBLISHED = {
     "n_group": 1, "topk_group": 1, "num_expert_groups": 1, "num_limited_groups": 1,
 }  # fmt: skip
 
-
-def read(**changes: Any) -> HfConfig:
-    merged = {**PUBLISHED, **changes}
-    return HfConfig(Path("hf"), {key: value for key, value in merged.items() if value is not None})
+read = partial(hf_config_of, PUBLISHED)
 
 
 def test_the_published_config() -> None:

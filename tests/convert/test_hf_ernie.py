@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from convert.hf_config import HfConfig
 from convert.model_metadata import ModelDims
 from convert.pipeline import ConvertOptions, convert
 from models.errors import CheckpointError, UnsupportedError
 from models.gguf import GGUFModel
+from tests.hf_config_of import hf_config_of
 from tests.tiny_models import save_hf, tiny_model
 
 PUBLISHED = {
@@ -27,8 +27,7 @@ PUBLISHED = {
 
 
 def dims(**changes: Any) -> ModelDims:
-    merged = {**PUBLISHED, **changes}
-    return HfConfig(Path("hf"), {key: value for key, value in merged.items() if value is not None}).dims()
+    return hf_config_of(PUBLISHED, **changes).dims()
 
 
 def test_the_published_config() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from convert.hf_config import HfConfig
 from convert.model_metadata import ModelDims, WindowHeads
 from models.errors import CheckpointError, UnsupportedError
+from tests.hf_config_of import hf_config_of
 
 COMMON = {
     "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50,
@@ -41,8 +40,7 @@ PHI = {
 
 
 def dims(values: dict[str, Any], **changes: Any) -> ModelDims:
-    merged = {**values, **changes}
-    return HfConfig(Path("hf"), {key: value for key, value in merged.items() if value is not None}).dims()
+    return hf_config_of(values, **changes).dims()
 
 
 def test_gemma4_heads_stated_once() -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from convert.hf_config import HfConfig
 from convert.pipeline import ConvertOptions, convert
 from models.config_mamba import Mamba2Config
 from models.errors import UnsupportedError
 from models.gguf import GGUFModel
+from tests.hf_config_of import hf_config_of
 from tests.tiny_models import save_hf, tiny_model
 
 LAYERS = 40
@@ -28,10 +29,7 @@ PUBLISHED = {
     "position_embedding_type": "nope", "rope_theta": 10000, "attention_bias": False,
 }  # fmt: skip
 
-
-def read(**changes: Any) -> HfConfig:
-    merged = {**PUBLISHED, **changes}
-    return HfConfig(Path("hf"), {key: value for key, value in merged.items() if value is not None})
+read = partial(hf_config_of, PUBLISHED)
 
 
 def test_the_published_config() -> None:

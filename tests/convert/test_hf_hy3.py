@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from convert.hf_config import HfConfig
 from convert.pipeline import ConvertOptions, convert
 from models.errors import UnsupportedError
 from models.gguf import GGUFModel
+from tests.hf_config_of import hf_config_of
 from tests.tiny_models import save_hf, tiny_model
 
 PUBLISHED = {
@@ -22,10 +23,7 @@ PUBLISHED = {
     "first_k_dense_replace": 1, "num_nextn_predict_layers": 1,
 }  # fmt: skip
 
-
-def read(**changes: Any) -> HfConfig:
-    merged = {**PUBLISHED, **changes}
-    return HfConfig(Path("hf"), {key: value for key, value in merged.items() if value is not None})
+read = partial(hf_config_of, PUBLISHED)
 
 
 def test_the_published_config() -> None:

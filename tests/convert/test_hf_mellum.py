@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 
-from convert.hf_config import HfConfig
 from models.errors import CheckpointError, UnsupportedError
+from tests.hf_config_of import hf_config_of
 
 LAYERS = 28
 WINDOW, FULL = "sliding_attention", "full_attention"
@@ -27,10 +27,7 @@ PUBLISHED = {
     "mlp_layer_types": ["sparse"] * LAYERS, "rope_parameters": {FULL: YARN, WINDOW: PLAIN},
 }  # fmt: skip
 
-
-def read(**changes: Any) -> HfConfig:
-    merged = {**PUBLISHED, **changes}
-    return HfConfig(Path("hf"), {key: value for key, value in merged.items() if value is not None})
+read = partial(hf_config_of, PUBLISHED)
 
 
 def test_the_published_config() -> None:

@@ -8,15 +8,10 @@ import numpy as np
 from numba import njit
 
 from kernels.cpu.float_rows import sum_squares
+from kernels.cpu.softplus import softplus
 from kernels.delta_rule import DELTA_NORM_EPS
 
 _EPS = np.float32(DELTA_NORM_EPS)
-
-
-@njit(nogil=True, cache=True)
-def softplus(x):
-    """ln(1 + e^x)."""
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 @njit(nogil=True, cache=True)

@@ -18,9 +18,9 @@ import numpy as np
 from numba import njit, prange
 
 from kernels.cpu.addresses import address
-from kernels.cpu.delta_gates import softplus
 from kernels.cpu.float_rows import float_row
 from kernels.cpu.row_products import ROWS, products
+from kernels.cpu.softplus import softplus
 
 CHUNK = 32
 """Tokens of a chunk. More of them share each read of the state, but their products with each other grow with the

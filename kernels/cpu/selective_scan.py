@@ -10,11 +10,11 @@ import numpy as np
 from numba import njit, prange
 
 from kernels.cpu.addresses import address
-from kernels.cpu.delta_gates import softplus
 from kernels.cpu.float_rows import float_row
 from kernels.cpu.recycled import new_rows
 from kernels.cpu.row_products import products, row_products_addresses
 from kernels.cpu.scan_chunks import MIN_TOKENS, heads_by_chunks
+from kernels.cpu.softplus import softplus
 from kernels.selective_scan import SelectiveScan
 
 

@@ -8,10 +8,6 @@ from kernels.cpu.delta_rule import delta_rule
 from kernels.delta_rule import DeltaRule
 
 
-def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
-
-
 class Problem:
     """Random rows, gates and constants; rows of one array, so that they lie apart."""
 

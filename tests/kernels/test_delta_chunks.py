@@ -18,7 +18,8 @@ from kernels.cpu.native import address_of
 from kernels.cpu.native_call import call_native
 from kernels.cpu.row_products import ROWS, emit_row_products
 from kernels.reference.delta_rule import delta_rule_ref, key_head_of
-from tests.kernels.delta_problem import Problem, relative_error
+from tests.kernels.delta_problem import Problem
+from tests.kernels.recurrence import relative_error
 from tests.tolerances import DELTA_RULE_RELATIVE, ROW_PRODUCT_RELATIVE
 
 LENGTHS = [MIN_TOKENS, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 7, 131]

@@ -9,7 +9,6 @@ import math
 import numpy as np
 import pytest
 
-from kernels.cpu import parallel
 from kernels.cpu.conv import causal_conv
 from kernels.cpu.delta_chunks import MIN_TOKENS
 from kernels.cpu.delta_rule import delta_rule
@@ -18,7 +17,8 @@ from kernels.delta_rule import DELTA_NORM_EPS, DeltaRule
 from kernels.reference.conv import causal_conv_ref
 from kernels.reference.delta_rule import delta_rule_ref
 from kernels.reference.gates import gated_norm_ref, sigmoid_gate_ref
-from tests.kernels.delta_problem import Problem, relative_error
+from tests.kernels.delta_problem import Problem
+from tests.kernels.recurrence import assert_cuts_and_threads_change_nothing, relative_error
 from tests.tolerances import DELTA_RULE_RELATIVE, FLOAT32_ROW_RELATIVE, REFERENCE_RELATIVE
 
 # tokens, key heads, value heads, key width, value width, tiled
@@ -86,17 +86,7 @@ def test_a_few_tokens_may_be_cut_anywhere_and_threads_change_nothing(
     shape: tuple[int, int, int, int, int, bool],
 ) -> None:
     """Prompts, which go by chunks, are in test_delta_chunks."""
-    problem, n = Problem(*shape), shape[0]
-    state = problem.state.copy()
-    whole, used = problem.run(state), parallel.num_threads()
-    pieces = problem.state.copy()
-    try:
-        parallel.set_threads(1)
-        rows = [problem.run(pieces, slice(i, i + 3)) for i in range(0, n, 3)]
-    finally:
-        parallel.set_threads(used)
-    np.testing.assert_array_equal(np.concatenate(rows), whole)
-    np.testing.assert_array_equal(pieces, state)
+    assert_cuts_and_threads_change_nothing(Problem(*shape), shape[0])
 
 
 def test_gates_at_the_ends_of_the_range() -> None:

@@ -9,14 +9,13 @@ import math
 import numpy as np
 import pytest
 
-from kernels.cpu import parallel
 from kernels.cpu.conv import causal_conv
 from kernels.cpu.scan_chunks import CHUNK, MIN_TOKENS
 from kernels.cpu.selective_scan import selective_scan
 from kernels.reference.conv import causal_conv_ref
 from kernels.reference.selective_scan import selective_scan_ref
 from kernels.selective_scan import SelectiveScan
-from tests.kernels.delta_problem import relative_error
+from tests.kernels.recurrence import assert_cuts_and_threads_change_nothing, relative_error
 from tests.kernels.scan_problem import ScanProblem
 from tests.tolerances import DELTA_RULE_RELATIVE, FLOAT32_ROW_RELATIVE, REFERENCE_RELATIVE
 
@@ -67,16 +66,7 @@ def test_scan_is_the_reference(shape: tuple[int, int, int, int, int], nan_poison
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] < MIN_TOKENS], ids=str)
 def test_a_few_tokens_may_be_cut_anywhere_and_threads_change_nothing(shape: tuple[int, int, int, int, int]) -> None:
-    problem, n = ScanProblem(*shape), shape[0]
-    state, pieces = problem.state.copy(), problem.state.copy()
-    whole, used = problem.run(state), parallel.num_threads()
-    try:
-        parallel.set_threads(1)
-        rows = [problem.run(pieces, slice(i, i + 3)) for i in range(0, n, 3)]
-    finally:
-        parallel.set_threads(used)
-    np.testing.assert_array_equal(np.concatenate(rows), whole)
-    np.testing.assert_array_equal(pieces, state)
+    assert_cuts_and_threads_change_nothing(ScanProblem(*shape), shape[0])
 
 
 @pytest.mark.parametrize("cut", [1, CHUNK, CHUNK + 3])

@@ -107,7 +107,7 @@ def emit_scores(e: Emitter, arguments: tuple[Any, ...], rows: int, ahead: int) -
 
         carried = e.loop(n_units, [e.zero(_V16F32)] * rows + carried, unit)
         to = b.add(out, b.mul(first, e.i64(4 * rows)))
-        scaled = [b.fmul(*pair) for pair in zip(carried, factors, strict=False)]
+        scaled = [b.fmul(*pair) for pair in zip(carried[:rows], factors, strict=True)]
         for n, part in enumerate(_interleaved(e, scaled)):
             e.store(part, e.at(to, 4 * TILE * n), 4)
         return carried[rows:]

@@ -125,15 +125,20 @@ def packed_row_bytes(head_dim: int) -> int:
     return 4 * head_dim + 16
 
 
+def _by_bytes(dtype: str) -> bool:
+    """Whether keys and values are multiplied as bytes."""
+    return dtype == "q8_0" and TARGET.isa == "avx512vnni"
+
+
 def pack_address(rows: int, unit: int, dtype: str) -> int:
-    if dtype == "q8_0" and TARGET.isa == "avx512vnni":
+    if _by_bytes(dtype):
         return address_of(f"attention_digits_{rows}", 3, lambda e, *a: attention_q8_0_scores.emit_pack(e, a, rows))
     return address_of(f"attention_pack_{unit}_{rows}", 3, lambda e, *a: emit_pack(e, a, rows, unit))
 
 
 def scores_address(rows: int, unit: int, dtype: str) -> int:
     name = f"attention_scores_{dtype}_{unit}_{rows}"
-    if dtype == "q8_0" and TARGET.isa == "avx512vnni":
+    if _by_bytes(dtype):
         return address_of(name, 7, lambda e, *a: attention_q8_0_scores.emit_scores(e, a, rows, BLOCK))
     return address_of(name, 7, lambda e, *a: emit_scores(e, a, rows, unit, dtype))
 
@@ -144,6 +149,6 @@ def softmax_address(rows: int) -> int:
 
 def values_address(rows: int, unit: int, dtype: str) -> int:
     name = f"attention_values_{dtype}_{unit}_{rows}"
-    if dtype == "q8_0" and TARGET.isa == "avx512vnni":
+    if _by_bytes(dtype):
         return address_of(name, 7, lambda e, *a: attention_q8_0_values.emit_weighted_values(e, a, rows, BLOCK))
     return address_of(name, 7, lambda e, *a: emit_weighted_values(e, a, rows, unit, dtype))

@@ -21,7 +21,7 @@ _EXP_TERMS = (
     1.0,
     1.0,
 )
-_LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
+LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
 
 
 def emit_exp(e: Emitter, x: Any) -> Any:
@@ -32,7 +32,7 @@ def emit_exp(e: Emitter, x: Any) -> Any:
         return e.splat(e.f32(value), lanes)
 
     clamped = e.call("llvm.maximum", x.type, [x, c(-87.0)])
-    n = e.call("llvm.rint", x.type, [b.fmul(clamped, c(_LOG2_E))])
+    n = e.call("llvm.rint", x.type, [b.fmul(clamped, c(LOG2_E))])
     r = e.fma(n, c(-_LN2_LOW), e.fma(n, c(-_LN2_HIGH), clamped))
     power = c(_EXP_TERMS[0])
     for term in _EXP_TERMS[1:]:
@@ -43,7 +43,6 @@ def emit_exp(e: Emitter, x: Any) -> Any:
     return b.fmul(power, b.bitcast(exponent, x.type))
 
 
-LOG2_E = _LOG2_E
 # 1 + r * (these, Horner, highest power first) is 2^r on |r| <= 1/2 within 2e-9 of it (least largest error)
 _EXP2_TERMS = (
     1.5353361677e-4,

@@ -52,7 +52,6 @@ class Prefetcher:
         self._notify = notify
         self._now = now
         self._guests: dict[tuple[int, int], int] = {}  # (layer, expert) -> size class, oldest first
-        self._rehearsal = ShadowScore()
 
     @property
     def name(self) -> str:
@@ -72,10 +71,7 @@ class Prefetcher:
     def begin(self, token_ids: np.ndarray, start: int, phase: str) -> None:
         if self.shadow is None and not self.fetching:
             return
-        rehearsed = self.governor.rehearsing
         verdict = self.governor.observe_link(self._queue.stats)
-        if self.governor.rehearsing != rehearsed:
-            self._rehearsal = ShadowScore()
         if self.asks:
             self._predictor.begin(token_ids, start, phase)
         if verdict is not None and self._notify is not None:
@@ -88,9 +84,8 @@ class Prefetcher:
         started = self._now()
         shadow = self.shadow
         if shadow is None and self.governor.rehearsing:
-            shadow = self._rehearsal
-            for found in shadow.gate(layer, routing.topk_ids[-1]):
-                self.governor.settle(found)
+            shadow = self.governor.rehearsal
+            self.governor.rehearse(layer, routing.topk_ids[-1])
         loads: list[Load] = []
         for forecast in self._predictor.forecast(layer, residual, a, routing):
             state = self._layers[forecast.layer]

@@ -17,6 +17,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
+
+from pearl_cli.residency.shadow_score import ShadowScore
 from pearl_cli.residency.stats import TransferStats
 
 _CHUNKS = 3
@@ -32,7 +35,8 @@ _LEAST_REHEARSED = 16  # forecasts; with fewer there is next to nothing to fetch
 
 class PrefetchGovernor:
     """enabled: forecasts may be fetched; rehearsing: they may not, but are to be asked for and settled by what their
-    gates then choose; with neither nobody need be asked. threshold: the least score worth a fetch.
+    gates then choose; with neither nobody need be asked. rehearsal: what this rehearsal expects; threshold: the least
+    score worth a fetch.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -41,6 +45,7 @@ class PrefetchGovernor:
         self.link_load = 0.0
         self.useful = 0
         self.wasted = 0
+        self.rehearsal = ShadowScore()
         self._tokens = 0  # since `enabled` or `rehearsing` changed
         self._rest = self._next_rest = _REST_TOKENS
         self._now = now
@@ -63,6 +68,11 @@ class PrefetchGovernor:
             self.useful += 1
         else:
             self.wasted += 1
+
+    def rehearse(self, layer: int, topk_ids: np.ndarray) -> None:
+        """The next event of `layer` has chosen topk_ids [K]: settle what `rehearsal` expected there."""
+        for found in self.rehearsal.gate(layer, topk_ids):
+            self.settle(found)
 
     def observe_link(self, stats: TransferStats) -> str | None:
         """Once per token: update the link load. Returns a sentence when prefetching has just been switched off, or on
@@ -87,6 +97,7 @@ class PrefetchGovernor:
     def _turn(self, enabled: bool = False, rehearsing: bool = False) -> None:
         self.enabled, self.rehearsing = enabled, rehearsing
         self.useful = self.wasted = self._tokens = 0
+        self.rehearsal = ShadowScore()
 
     def _judge(self) -> str | None:
         useful, settled = self.useful, self.useful + self.wasted

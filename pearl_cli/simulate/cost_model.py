@@ -17,7 +17,6 @@ import numpy as np
 
 from pearl_cli.predict.base import Forecast
 from pearl_cli.residency.prefetch_governor import PrefetchGovernor
-from pearl_cli.residency.shadow_score import ShadowScore
 from pearl_cli.residency.stats import TransferStats, share_used
 from pearl_cli.trace import DECODE, Event
 
@@ -73,7 +72,6 @@ class CostModel:
     _resident: dict[int, np.ndarray] = field(default_factory=dict)
     _stats: TransferStats = field(default_factory=TransferStats)
     _governor: PrefetchGovernor | None = None
-    _rehearsal: ShadowScore = field(default_factory=ShadowScore)
 
     def __post_init__(self) -> None:
         self._governor = PrefetchGovernor(now=lambda: self._clock_s)
@@ -122,10 +120,7 @@ class CostModel:
             self.token_s.append(0.0)
         governor = self._governor
         assert governor is not None
-        rehearsed = governor.rehearsing
         verdict = governor.observe_link(self._stats)
-        if governor.rehearsing != rehearsed:
-            self._rehearsal = ShadowScore()
         if verdict is not None and self.governed:
             self.switched_off = "" if governor.enabled else verdict
 
@@ -225,13 +220,12 @@ class CostModel:
         if not fetches and not governor.rehearsing:
             return
         if not fetches:
-            for found in self._rehearsal.gate(event.layer, event.expert_ids):
-                governor.settle(found)
+            governor.rehearse(event.layer, event.expert_ids)
         threshold = governor.threshold if self.governed else 0.0
         for forecast in self.forecaster(event):
             wanted = self._wanted(forecast, threshold)
             if not fetches:
-                self._rehearsal.expect(forecast.layer, wanted)
+                governor.rehearsal.expect(forecast.layer, wanted)
                 continue
             n_bytes = int(self.expert_bytes[forecast.layer])
             left_s = self.machine.latency_s + n_bytes / self.machine.bytes_per_s

@@ -48,6 +48,10 @@ class RecordedExperts:
         self._backend = backend
         self._of_layer: dict[int, _Recording] = {}
 
+    def answer(self, topk_ids: np.ndarray, topk_weights: np.ndarray) -> Any:
+        """As `RoutedBackend.routed`."""
+        return self._backend.routed(topk_ids, topk_weights)
+
     def __call__(
         self, layer: int, a: Activations, table: ExpertTable, answer: tuple[Array, Array], reads: Sequence[Region]
     ) -> Array:

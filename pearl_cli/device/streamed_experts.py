@@ -95,9 +95,9 @@ class StreamedExperts:
         slots = state.slot_of[expert_ids]
         self._copies.wait(self._calls.compute, int(self._marks.copied[slots].max()))
         reads = self._regions(state, expert_ids, (0, 1, 2)) if self._calls.checked else ()
-        answer = self._backend.routed(topk_ids, topk_weights) if isinstance(self._backend, RoutedBackend) else None
-        if answer is not None and self._recorded is not None:
-            result = self._recorded(state.layer, a, on_device, answer, reads)
+        recorded = self._recorded
+        if recorded is not None and (answer := recorded.answer(topk_ids, topk_weights)) is not None:
+            result = recorded(state.layer, a, on_device, answer, reads)
         else:
             result = self._calls.run(
                 lambda: self._backend.experts(a, on_device, topk_ids, topk_weights), reads, name="experts"

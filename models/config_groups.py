@@ -12,12 +12,26 @@ SHARED_WIDTH = Key(
     lambda v: v["shared_experts"] * v["moe_intermediate_size"],
     "expert_shared_count times an expert's width",
 )
+FEED_FORWARD_SHARED_WIDTH = Key(
+    "expert_shared_feed_forward_length", int, lambda v: v["feed_forward_length"], "feed_forward_length"
+)
 QWEN_WIDTH = Key(
     "expert_feed_forward_length",
     int,
     lambda v: ratio(v["feed_forward_length"], v["num_experts_per_tok"]),
     "feed_forward_length / expert_used_count",
 )
+UNUSED_LAYERS = Key("nextn_predict_layers", int, 0, "none", lambda _: False)
+
+# Ungated shared experts, and first layers that are dense.
+UNGATED: dict[str, Key] = {
+    "leading_dense": Key("leading_dense_block_count", int, 0, "experts in every layer"),
+    "shared_experts": Key("expert_shared_count", int, 0, "no shared expert"),
+}
+UNGATED_NEUTRAL = without(NEUTRAL, "expert_shared_count", "leading_dense_block_count")
+
+# The same, where experts are scored by sigmoid.
+SHARED: dict[str, Key] = {**UNGATED, "gating": Key("expert_gating_func", int, 2, "the architecture's sigmoid")}
 
 LATENT: dict[str, Key] = {
     "q_lora_rank": Key("attention.q_lora_rank", int, 0, "queries are projected directly"),
@@ -30,10 +44,9 @@ LATENT: dict[str, Key] = {
 DEEPSEEK2 = (
     COMMON
     | LATENT
+    | UNGATED
     | {
-        "leading_dense": Key("leading_dense_block_count", int, 0, "experts in every layer"),
-        "shared_experts": Key("expert_shared_count", int, 0, "no shared expert"),
-        "unused_layers": Key("nextn_predict_layers", int, 0, "none", lambda _: False),
+        "unused_layers": UNUSED_LAYERS,
         "norm_topk_prob": Key("expert_weights_norm", bool, False, "DeepSeek-V2's rule"),
         "gating": Key(
             "expert_gating_func",
@@ -49,10 +62,8 @@ HYBRID: dict[str, Key] = {
     **COMMON,
     "feed_forward_length": Key("feed_forward_length", int, 0, "every layer has experts", lambda _: False),
     "moe_intermediate_size": QWEN_WIDTH,
-    "shared_intermediate_size": Key(
-        "expert_shared_feed_forward_length", int, lambda v: v["feed_forward_length"], "feed_forward_length"
-    ),
-    "unused_layers": Key("nextn_predict_layers", int, 0, "none", lambda _: False),
+    "shared_intermediate_size": FEED_FORWARD_SHARED_WIDTH,
+    "unused_layers": UNUSED_LAYERS,
     "recurrent_layers": Key("attention.recurrent_layers", bool, (), "", lambda _: False, per_layer=True),
     "full_attention_interval": Key(
         "full_attention_interval", int, 4, "llama.cpp's default", lambda v: v["recurrent_layers"] == ()
@@ -87,11 +98,4 @@ GRANITE_NEUTRAL = without(
 # Text has one position for all three axes of this rotation, so its sections mean nothing here.
 SECTIONS: dict[str, Key] = {
     "rope_sections": Key("rope.dimension_sections", int, (), "", lambda _: False, per_layer=True)
-}
-
-# Experts scored by sigmoid behind first layers that are dense, beside ungated shared ones.
-SHARED: dict[str, Key] = {
-    "leading_dense": Key("leading_dense_block_count", int, 0, "experts in every layer"),
-    "shared_experts": Key("expert_shared_count", int, 0, "no shared expert"),
-    "gating": Key("expert_gating_func", int, 2, "the architecture's sigmoid"),
 }

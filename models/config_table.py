@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from models.config_groups import (
     DEEPSEEK2,
+    FEED_FORWARD_SHARED_WIDTH,
     GRANITE,
     GRANITE_NEUTRAL,
     HYBRID,
@@ -15,6 +16,9 @@ from models.config_groups import (
     SECTIONS,
     SHARED,
     SHARED_WIDTH,
+    UNGATED,
+    UNGATED_NEUTRAL,
+    UNUSED_LAYERS,
 )
 from models.config_keys import COMMON, NEUTRAL, Architecture, Key, without
 
@@ -27,7 +31,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "sliding_window": Key("attention.sliding_window", int),
             "embedding_scale": Key("embedding_scale", float, lambda v: v["hidden_size"] ** 0.5, "the architecture's"),
         },
-        neutral=without(NEUTRAL, "embedding_scale", "expert_shared_count", "leading_dense_block_count"),
+        neutral=without(UNGATED_NEUTRAL, "embedding_scale"),
         window_period=4,
         rope_in_windows_only=True,
     ),
@@ -35,11 +39,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope_interleaved=True,
         fields=DEEPSEEK2,
         neutral=without(
-            NEUTRAL,
+            UNGATED_NEUTRAL,
             "attention.kv_lora_rank",
             "attention.q_lora_rank",
-            "expert_shared_count",
-            "leading_dense_block_count",
             "nextn_predict_layers",
             "rope.scaling.yarn_log_multiplier",
         ),
@@ -49,19 +51,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         fields=COMMON
         | SHARED
         | {"norm_topk_prob": Key("expert_weights_norm", bool, False, "the architecture's rule")},
-        neutral=without(NEUTRAL, "expert_shared_count", "leading_dense_block_count"),
+        neutral=UNGATED_NEUTRAL,
     ),
     "ernie4_5-moe": Architecture(
         rope_interleaved=True,
-        fields=COMMON
-        | {
-            "leading_dense": Key("leading_dense_block_count", int, 0, "experts in every layer"),
-            "shared_experts": Key("expert_shared_count", int, 0, "no shared expert"),
-            "shared_intermediate_size": SHARED_WIDTH,
-        },
-        neutral=without(
-            NEUTRAL, "expert_shared_count", "expert_shared_feed_forward_length", "leading_dense_block_count"
-        ),
+        fields=COMMON | UNGATED | {"shared_intermediate_size": SHARED_WIDTH},
+        neutral=without(UNGATED_NEUTRAL, "expert_shared_feed_forward_length"),
     ),
     "exaone-moe": Architecture(
         rope_interleaved=False,
@@ -70,15 +65,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         | {
             "shared_intermediate_size": SHARED_WIDTH,
             "sliding_window": Key("attention.sliding_window", int),
-            "unused_layers": Key("nextn_predict_layers", int, 0, "none", lambda _: False),
+            "unused_layers": UNUSED_LAYERS,
         },
-        neutral=without(
-            NEUTRAL,
-            "expert_shared_count",
-            "expert_shared_feed_forward_length",
-            "leading_dense_block_count",
-            "nextn_predict_layers",
-        ),
+        neutral=without(UNGATED_NEUTRAL, "expert_shared_feed_forward_length", "nextn_predict_layers"),
         window_period=4,
         rope_in_windows_only=True,
     ),
@@ -106,7 +95,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm4moe": Architecture(
         rope_interleaved=False,
         fields=COMMON | SHARED | SECTIONS | {"unused_layers": Key("nextn_predict_layers", int, 0, "none")},
-        neutral=without(NEUTRAL, "expert_shared_count", "leading_dense_block_count", "nextn_predict_layers"),
+        neutral=without(UNGATED_NEUTRAL, "nextn_predict_layers"),
     ),
     "gpt-oss": Architecture(
         rope_interleaved=False,
@@ -143,9 +132,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         fields=COMMON
         | {
             "shared_experts": Key("expert_shared_count", int, 1, "", lambda _: False),  # its width says all
-            "shared_intermediate_size": Key(
-                "expert_shared_feed_forward_length", int, lambda v: v["feed_forward_length"], "feed_forward_length"
-            ),
+            "shared_intermediate_size": FEED_FORWARD_SHARED_WIDTH,
         },
         neutral=without(NEUTRAL, "expert_shared_count", "expert_shared_feed_forward_length"),
     ),
@@ -164,15 +151,9 @@ ARCHITECTURES: dict[str, Architecture] = {
                 lambda v: v["moe_intermediate_size"],
                 "expert_feed_forward_length",
             ),
-            "unused_layers": Key("nextn_predict_layers", int, 0, "none", lambda _: False),
+            "unused_layers": UNUSED_LAYERS,
         },
-        neutral=without(
-            NEUTRAL,
-            "expert_shared_count",
-            "expert_shared_feed_forward_length",
-            "leading_dense_block_count",
-            "nextn_predict_layers",
-        ),
+        neutral=without(UNGATED_NEUTRAL, "expert_shared_feed_forward_length", "nextn_predict_layers"),
     ),
     "lfm2moe": Architecture(
         rope_interleaved=False,
@@ -216,9 +197,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         fields=COMMON
         | {
             "moe_intermediate_size": QWEN_WIDTH,
-            "shared_intermediate_size": Key(
-                "expert_shared_feed_forward_length", int, lambda v: v["feed_forward_length"], "feed_forward_length"
-            ),
+            "shared_intermediate_size": FEED_FORWARD_SHARED_WIDTH,
             "norm_topk_prob": Key("expert_weights_norm", bool, False, "the architecture's rule"),
         },
         neutral=without(NEUTRAL, "expert_shared_feed_forward_length"),

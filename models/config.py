@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +20,6 @@ from models.config_table import ARCHITECTURES
 from models.errors import GGUFError
 from models.gguf import GGUFModel
 from models.layer_memory import LayerMemory
-
-_ROUTER = re.compile(r"blk\.(\d{1,9})\.ffn_gate_inp\.weight$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +178,11 @@ _PLAIN_FIELDS = (
 
 def _facts(model: GGUFModel) -> dict[str, Any]:
     """What tensors say where no key does."""
+    layers = range(len(model.tensors))
     return {
         "has_selection_bias": any(".exp_probs_b" in name for name in model.tensors),
         "has_rope_factors": "rope_factors_long.weight" in model.tensors,
-        "first_router": min((int(found[1]) for found in map(_ROUTER.match, model.tensors) if found), default=0),
+        "first_router": next((n for n in layers if f"blk.{n}.ffn_gate_inp.weight" in model.tensors), 0),
     }
 
 

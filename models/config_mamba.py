@@ -9,7 +9,7 @@ from typing import Any
 
 from models.config_short_conv import without_attention
 from models.errors import GGUFError
-from models.layer_memory import LayerMemory
+from models.layer_memory import LayerMemory, states_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,8 @@ class Mamba2Config:
         """What each such layer keeps of a sequence: the inputs that its convolution still sees, and one matrix a
         head.
         """
-        shapes = ((self.conv_kernel - 1, self.conv_width), (self.num_heads, self.state_size, self.head_dim))
-        own = LayerMemory(num_kv_heads=0, head_dim=0, value_dim=0, state=shapes)
-        return tuple(own if recurrent else None for recurrent in self.layers)
+        conv_state = (self.conv_kernel - 1, self.conv_width)
+        return states_of(self.layers, conv_state, (self.num_heads, self.state_size, self.head_dim))
 
 
 def read_mamba(values: dict[str, Any], where: str) -> Mamba2Config:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from models.errors import GGUFError
-from models.layer_memory import LayerMemory
+from models.layer_memory import LayerMemory, states_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,8 @@ class DeltaNetConfig:
         """What each layer with a delta net keeps of a sequence: the inputs that its convolution still sees, and one
         matrix a head.
         """
-        shapes = ((self.conv_kernel - 1, self.conv_width), (self.num_heads, self.key_dim, self.value_dim))
-        own = LayerMemory(num_kv_heads=0, head_dim=0, value_dim=0, state=shapes)
-        return tuple(own if recurrent else None for recurrent in self.layers)
+        conv_state = (self.conv_kernel - 1, self.conv_width)
+        return states_of(self.layers, conv_state, (self.num_heads, self.key_dim, self.value_dim))
 
 
 def read_delta_net(values: dict[str, Any], where: str) -> DeltaNetConfig:

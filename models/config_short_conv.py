@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from models.errors import GGUFError
-from models.layer_memory import LayerMemory
+from models.layer_memory import LayerMemory, states_of
 
 
 def read_short_conv(values: dict[str, Any], where: str) -> tuple[LayerMemory | None, ...] | None:
@@ -16,10 +16,7 @@ def read_short_conv(values: dict[str, Any], where: str) -> tuple[LayerMemory | N
     if kernel < 2:
         raise GGUFError(f"{where}: shortconv.l_cache is {kernel}; it must be above 1")
     layers = without_attention(values, where)
-    if layers is None:
-        return None
-    own = LayerMemory(0, 0, 0, state=((kernel - 1, values["hidden_size"]),))
-    return tuple(own if recurrent else None for recurrent in layers)
+    return None if layers is None else states_of(layers, (kernel - 1, values["hidden_size"]))
 
 
 def without_attention(values: dict[str, Any], where: str) -> tuple[bool, ...] | None:

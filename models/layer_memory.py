@@ -62,6 +62,14 @@ class LayerMemory:
         return slots * self.bytes_per_position(k_dtype, v_dtype) + 2 * self.state_bytes
 
 
+def states_of(layers: tuple[bool, ...], *shapes: tuple[int, ...]) -> tuple[LayerMemory | None, ...]:
+    """What each layer keeps where those named by `layers` carry a state of `shapes` in place of keys and values, and
+    None for the others.
+    """
+    own = LayerMemory(num_kv_heads=0, head_dim=0, value_dim=0, state=shapes)
+    return tuple(own if carries else None for carries in layers)
+
+
 def _row_bytes(dtype: str, width: int) -> int:
     if dtype not in STORED_AS:
         raise UsageError(f"KV cache type {dtype!r} is not supported; supported: {', '.join(STORED_AS)}")

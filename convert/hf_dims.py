@@ -90,15 +90,14 @@ def _phimoe(config: HfValues) -> Fields:
 
 
 def _glm4(config: HfValues) -> Fields:
-    groups = config.integer("n_group", default=1)
+    groups = _groups(config)
     return {
         "moe_intermediate_size": config.integer("moe_intermediate_size"),
         "qk_norm": "head" if config.flag("use_qk_norm") else "none",
         "attention_bias": bool(config.flag("attention_bias")),
         "n_rot": rotated_components(config, 0.5),
         "gating": SIGMOID,
-        "num_groups": groups if groups > 1 else None,
-        "num_groups_used": config.integer("topk_group") if groups > 1 else None,
+        **groups,
         "norm_topk_prob": _norm(config, True),
         "rope_sections": config.rope_sections() if "mrope_section" in config.rope() else None,  # of GLM-4.5V
         **_shared(config),
@@ -123,13 +122,12 @@ def _dots(config: HfValues) -> Fields:
     config.require("topk_method", "noaux_tc")
     config.require("moe_layer_freq", 1)
     config.layer_types("full_attention", default=["full_attention"] * config.integer("num_hidden_layers"))
-    groups = config.integer("n_group", default=1)
+    groups = _groups(config)
     return {
         "moe_intermediate_size": config.integer("moe_intermediate_size"),
         "qk_norm": "head",
         "gating": SIGMOID,
-        "num_groups": groups if groups > 1 else None,
-        "num_groups_used": config.integer("topk_group") if groups > 1 else None,
+        **groups,
         "norm_topk_prob": _norm(config, False),
         **_shared(config),
     }
@@ -158,13 +156,12 @@ def _exaone(config: HfValues) -> Fields:
     layers, window, full = config.integer("num_hidden_layers"), "sliding_attention", "full_attention"
     usual = [window if (layer + 1) % 4 and layer + 1 < layers else full for layer in range(layers)]
     width, shared = config.integer("moe_intermediate_size"), config.integer("num_shared_experts", default=1)
-    groups = config.integer("n_group", default=1)
+    groups = _groups(config)
     return {
         "moe_intermediate_size": width,
         "qk_norm": "head",
         "gating": SIGMOID,
-        "num_groups": groups if groups > 1 else None,
-        "num_groups_used": config.integer("topk_group") if groups > 1 else None,
+        **groups,
         "norm_topk_prob": _norm(config, True),
         "shared_experts": shared,
         "shared_intermediate_size": shared * width or None,
@@ -183,7 +180,7 @@ def _deepseek(config: HfValues, is_v3: bool) -> Fields:
     config.require("scoring_func", "sigmoid" if is_v3 else "softmax")
     config.require("topk_method", *(("noaux_tc",) if is_v3 else ("greedy", "group_limited_greedy")))
     grouped = is_v3 or config.values.get("topk_method") == "group_limited_greedy"
-    groups = config.integer("n_group", default=1) if grouped else 1
+    groups = _groups(config) if grouped else {}
     latent = LatentDims(
         q_lora_rank=config.optional_integer("q_lora_rank") or 0,
         kv_lora_rank=config.integer("kv_lora_rank"),
@@ -197,8 +194,7 @@ def _deepseek(config: HfValues, is_v3: bool) -> Fields:
         "head_dim": latent.kv_lora_rank + latent.rope_dim,
         "latent": latent,
         "gating": SIGMOID if is_v3 else SOFTMAX,
-        "num_groups": groups if groups > 1 else None,
-        "num_groups_used": config.integer("topk_group") if groups > 1 else None,
+        **groups,
         "norm_topk_prob": _norm(config, is_v3),
         **_shared(config),
     }
@@ -210,6 +206,12 @@ def _shared(config: HfValues) -> Fields:
         "leading_dense": _leading_dense(config),
         "router_scale": config.real("routed_scaling_factor", default=1.0),
     }
+
+
+def _groups(config: HfValues) -> Fields:
+    """The choice among groups of experts, where there is more than one."""
+    groups = config.integer("n_group", default=1)
+    return {"num_groups": groups, "num_groups_used": config.integer("topk_group")} if groups > 1 else {}
 
 
 def _leading_dense(config: HfValues) -> int:

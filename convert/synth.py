@@ -82,8 +82,7 @@ def _known_shape(name: str) -> Shape:
 
 def _recipe(shape: Shape, quant: str) -> Recipe:
     recipe, dims = parse_recipe(quant, None), shape.dims
-    names = (f"blk.{layer}.{name}" for layer in range(dims.num_layers) for name in layer_shapes(dims, layer))
-    layers = value_layers(names)
+    layers = value_layers(name for name, _ in _tensors(shape, stacked=True))
     heads_per_kv = dims.num_heads // dims.num_kv_heads if 0 in layers else 0
     recipe.facts = MixFacts(dims.num_layers, dims.num_experts, heads_per_kv, layers)
     return recipe

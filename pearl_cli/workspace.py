@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from models.config import ModelConfig
 from models.layer_memory import LayerMemory
+from pearl_cli.memory_plan import MIB
 
-MIB = 1 << 20
 _FLOAT = 4
 _FORMS = 2.25  # of a value quantised for its readers: as Q8_0 (34 bytes of 32) and as Q8_K (292 of 256), where both are
 _PAIR_INDICES = 32  # of a (token, expert) pair: who it is, in the orders of tokens and of experts

@@ -23,8 +23,6 @@ _LONGEST_MS = 3.6e6  # an hour
 class Milliseconds(click.FloatRange):
     """A time from 0 on; neither infinite nor no number, which would make all figures such."""
 
-    name = "float range"
-
     def __init__(self) -> None:
         super().__init__(0, _LONGEST_MS)
 

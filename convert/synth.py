@@ -93,10 +93,13 @@ def _output(recipe: Recipe, shape: Shape, name: str, size: tuple[int, ...]) -> O
 
 
 def _check_room(shape: Shape, num_layers: int, quant: str, out_dir: Path) -> None:
-    """Raises DiskFullError where even the smallest layers of `shape` are too many bytes, before so many are listed;
-    what an earlier run left will be written over.
+    """Raises DiskFullError for more layers than `shape` has where even its smallest are too many bytes, before so many
+    are listed; what an earlier run left will be written over.
     """
-    dims, recipe = shape.dims, _recipe(shape, quant)
+    dims = shape.dims
+    if num_layers <= dims.num_layers:
+        return
+    recipe = _recipe(shape, quant)
     layers = range(dims.leading_dense or 0, dims.num_layers)
     least = num_layers * min(
         sum(_output(recipe, shape, name, size).n_bytes for name, size in _layer_tensors(dims, layer, stacked=True))
@@ -106,7 +109,7 @@ def _check_room(shape: Shape, num_layers: int, quant: str, out_dir: Path) -> Non
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free + sum(path.stat().st_size for path in out_dir.glob("*.partial"))
-    if num_layers > dims.num_layers and least > free:
+    if least > free:
         raise DiskFullError(
             f"{out_dir}: no space: --layers {num_layers} needs at least {size_text(least)}, have {size_text(free)}; "
             "nothing was written"

@@ -35,6 +35,11 @@ class NamedFile(NamedPath):
     hint = ""
 
 
+def typed_path(name: str) -> Path:
+    """The file that `name` means where no shell expands `~`, and `-` or a bare name is a file like others."""
+    return Path(os.path.expanduser(name)).absolute()  # the path's own method raises for an unknown user
+
+
 @contextmanager
 def file_of(flag: str) -> Iterator[None]:
     """A FileError inside, or an OSError about a named file, becomes a FileError that begins with `flag`."""

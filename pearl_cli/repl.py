@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from models.errors import ContextError, PearlError
 from pearl_cli.chat import Chat
-from pearl_cli.flag_files import file_of
+from pearl_cli.flag_files import file_of, typed_path
 from pearl_cli.line_input import LineInput, open_line_input, read_message
-from pearl_cli.repl_files import load_conversation, save_conversation, typed_path
+from pearl_cli.repl_files import load_conversation, save_conversation
 from pearl_cli.repl_routing import change_routing, show_routing
 from pearl_cli.repl_settings import change_setting, show_settings
 from pearl_cli.repl_stats import residency_table

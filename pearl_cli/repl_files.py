@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from models.errors import FileError
@@ -12,11 +11,6 @@ from pearl_cli.conversation import Conversation
 from pearl_cli.flag_files import check_place, file_of
 from pearl_cli.result_file import result_file
 from pearl_cli.text_file import read_text
-
-
-def typed_path(name: str) -> Path:
-    """The file that `name` means at the prompt, where no shell expands `~` and `-` is a name like others."""
-    return Path(os.path.expanduser(name)).absolute()  # the path's own method raises for an unknown user
 
 
 def save_conversation(path: Path, conversation: Conversation) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from models.errors import PearlError, UsageError
 from pearl_cli.bench.runner import Test
+from pearl_cli.flag_files import typed_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class LlamaBench:
         name, _, path = flag.partition("=")
         if name != "llama-bench" or not path:
             raise UsageError(f"--vs '{flag}': write --vs llama-bench=PATH, the path of llama.cpp's program")
-        program = Path(os.path.expanduser(path)).absolute()  # a bare name would be looked for elsewhere
+        program = typed_path(path)
         if not program.is_file():
             raise UsageError(f"--vs: {program} does not exist; give the path of llama.cpp's llama-bench")
         if not os.access(program, os.X_OK):

@@ -49,10 +49,9 @@ class OpenedEngine:
 
     @property
     def experts_held(self) -> tuple[int, int]:
-        """(routed experts that fit in memory, all of them), summed over layers."""
-        capacities = self.plan.slots.capacities
-        total = self.config.router.num_experts * len(capacities)
-        return total if self.plan.all_resident else sum(capacities), total
+        """(routed experts that fit in memory, all of them), summed over the layers that have experts."""
+        total = self.config.router.num_experts * sum(layer is not None for layer in self.controller.layers)
+        return total if self.plan.all_resident else sum(self.plan.slots.capacities), total
 
     def say(self, text: str) -> None:
         """A line for the user."""

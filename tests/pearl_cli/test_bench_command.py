@@ -10,6 +10,7 @@ import pytest
 from pearl_cli.__main__ import main
 from pearl_cli.bench.record import _percentile
 from pearl_cli.bench.workload import Workload
+from tests.tiny_models import tiny_model, write_gguf
 
 CONTRACT = {
     "model_filename", "model_type", "model_size", "n_threads", "n_prompt", "n_gen", "avg_ns", "stddev_ns", "avg_ts",
@@ -49,6 +50,17 @@ def test_a_budget_gives_a_cold_and_a_warm_record_with_the_same_ids(tiny_path, ca
     assert warm["budget_bytes"] < whole[0]["budget_bytes"]
     assert whole[0]["experts_held"] == whole[0]["experts_total"] == warm["experts_total"]
     assert 0.2 < warm["experts_held"] / warm["experts_total"] <= 0.4
+
+
+def test_layers_without_experts_are_not_counted(tmp_path, capsys):
+    model = tiny_model("glm4moe")
+    path = write_gguf(model, tmp_path / "m.gguf", "glm4moe")
+    layers = model.config.num_hidden_layers - model.config.first_k_dense_replace
+    assert layers < model.config.num_hidden_layers
+    for budget in ((), ("--budget", "50%")):
+        (*_, record) = bench(capsys, path, "-p", "0", "-n", "2", *budget)
+        assert record["experts_total"] == layers * model.config.n_routed_experts
+        assert record["experts_held"] <= record["experts_total"]
 
 
 @pytest.mark.parametrize("flag", ["-t", "-b", "-ub"])

@@ -11,6 +11,7 @@ from pearl_cli.__main__ import main
 from pearl_cli.bench.record import _percentile
 from pearl_cli.bench.workload import Workload
 from tests.tiny_models import tiny_model, write_gguf
+from tests.tiny_vocab import byte_level
 
 CONTRACT = {
     "model_filename", "model_type", "model_size", "n_threads", "n_prompt", "n_gen", "avg_ns", "stddev_ns", "avg_ts",
@@ -53,8 +54,10 @@ def test_a_budget_gives_a_cold_and_a_warm_record_with_the_same_ids(tiny_path, ca
 
 
 def test_layers_without_experts_are_not_counted(tmp_path, capsys):
-    model = tiny_model("glm4moe")
-    path = write_gguf(model, tmp_path / "m.gguf", "glm4moe")
+    vocabulary = byte_level("gpt-2", ["t h"])
+    keys = {key: getattr(value, "tolist", lambda value=value: value)() for key, value in vocabulary.items()}
+    model = tiny_model("glm4moe", vocab_size=len(vocabulary["tokenizer.ggml.tokens"]))
+    path = write_gguf(model, tmp_path / "m.gguf", "glm4moe", keys)
     layers = model.config.num_hidden_layers - model.config.first_k_dense_replace
     assert layers < model.config.num_hidden_layers
     for budget in ((), ("--budget", "50%")):
